@@ -1,0 +1,1 @@
+"""The gateway: requests in, status and certificates out. It never imports torch."""

@@ -1,0 +1,1 @@
+"""The worker: takes a sealed batch and publishes a certified model."""

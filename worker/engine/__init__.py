@@ -1,0 +1,1 @@
+"""The numerical engine: pure functions of tensors. No I/O, settings, logging or database."""
