@@ -1,0 +1,212 @@
+"""Gaussian-mechanism arithmetic: noise for a distance, (ε, δ) for a noise, composition of releases.
+
+Everything is a function of the **shift** ``s = Δ/σ``: how far apart the two noised points are, in
+standard deviations. The exact trade-off (Balle & Wang 2018, theorem 8) is
+
+    δ(ε, s) = Φ(-a) - e^ε·Φ(-b),      a = ε/s - s/2,   b = ε/s + s/2.
+
+Evaluated as written it cancels when s is small and underflows when δ is. Since (b² - a²)/2 = ε,
+e^ε·φ(b) = φ(a), and with the Mills ratio M(x) = Φ(-x)/φ(x),
+
+    δ = φ(a)·(M(a) - M(b)) = φ(a)·∫_a^b R(x) dx,      R(x) = -M'(x) = 1 - x·M(x) > 0,
+
+where the difference is used when the two terms are far apart and the integral, which subtracts
+nothing, when they are close. Results that a guarantee rests on are rounded to the safe side by
+``_SLACK``, which exceeds the relative error of ``delta_of`` over the whole range
+(δ ≥ 1e-300, 1e-12 ≤ s ≤ 1e3).
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+
+_SLACK = 2e-12
+_SMALLEST_DELTA = 1e-300
+_SQRT_2PI = math.sqrt(2 * math.pi)
+_CONTINUED_FRACTION_FROM = 3.0
+# Gauss–Legendre on [-1, 1], eight points: positive nodes and their weights.
+_LEGENDRE = (
+    (0.1834346424956498, 0.3626837833783620),
+    (0.5255324099163290, 0.3137066458778873),
+    (0.7966664774136267, 0.2223810344533745),
+    (0.9602898564975363, 0.1012285362903763),
+)
+
+
+def delta_of(*, epsilon: float, shift: float) -> float:
+    """The smallest δ at which a release with this shift is (ε, δ)-indistinguishable from its reference.
+
+    >>> round(delta_of(epsilon=1.0, shift=1.0), 12)
+    0.126936737507
+    >>> delta_of(epsilon=1.0, shift=0.0)
+    0.0
+    >>> f"{delta_of(epsilon=1.0, shift=0.0271):.6e}"
+    '2.755515e-301'
+    """
+    _check("epsilon", epsilon, at_least=0.0)
+    _check("shift", shift, at_least=0.0)
+    if shift == 0:
+        return 0.0
+    a, b = _arguments(epsilon, shift)
+    if shift <= 0.25 * max(1.0, b):
+        return _density(a) * _mills_drop(a, shift)
+    if a > 0:
+        return _density(a) * (_mills(a) - _mills(b))
+    return _upper_tail(a) - _density(a) * _mills(b)
+
+
+def shift_for(*, epsilon: float, delta: float) -> float:
+    """The largest shift Δ/σ that (ε, δ) allows, rounded down.
+
+    >>> round(shift_for(epsilon=1.0, delta=1e-5), 9)
+    0.268051123
+    """
+    _check("epsilon", epsilon, above=0.0)
+    _check("delta", delta, at_least=_SMALLEST_DELTA, below=1.0)
+    return _last_true(lambda s: _holds(epsilon=epsilon, delta=delta, shift=s))
+
+
+def sigma_for(*, epsilon: float, delta: float, distance: float) -> float:
+    """The noise σ under which two points at most `distance` apart are (ε, δ)-indistinguishable, rounded up.
+
+    >>> round(sigma_for(epsilon=1.0, delta=1e-5, distance=1.0), 8)
+    3.73063163
+    """
+    _check("distance", distance, above=0.0)
+    shift = shift_for(epsilon=epsilon, delta=delta)
+    sigma = distance / shift
+    while math.isfinite(sigma) and Fraction(sigma) * Fraction(shift) < Fraction(distance):
+        sigma = math.nextafter(sigma, math.inf)
+    if not math.isfinite(sigma):
+        raise ValueError("no finite sigma: distance too large for this epsilon and delta")
+    return sigma
+
+
+def epsilon_for(*, delta: float, shift: float) -> float:
+    """The smallest ε a release with this shift satisfies at `delta`, rounded up.
+
+    >>> round(epsilon_for(delta=1e-5, shift=1.0), 8)
+    4.3771781
+    >>> epsilon_for(delta=1e-5, shift=0.0)
+    0.0
+    """
+    _check("delta", delta, at_least=_SMALLEST_DELTA, below=1.0)
+    _check("shift", shift, at_least=0.0)
+    if _holds(epsilon=0.0, delta=delta, shift=shift):
+        return 0.0
+    below = _last_true(lambda e: not _holds(epsilon=e, delta=delta, shift=shift))
+    return math.nextafter(below, math.inf)
+
+
+def classical_sigma(*, epsilon: float, delta: float, distance: float) -> float:
+    """The textbook calibration Δ·√(2·ln(1.25/δ))/ε, whose proof needs ε < 1 (Dwork & Roth 2014, A.1).
+
+    >>> round(classical_sigma(epsilon=0.5, delta=1e-5, distance=1.0), 8)
+    9.68961053
+    """
+    _check("epsilon", epsilon, above=0.0, below=1.0)
+    _check("delta", delta, at_least=_SMALLEST_DELTA, below=1.0)
+    _check("distance", distance, above=0.0)
+    return distance * math.sqrt(2 * math.log(1.25 / delta)) / epsilon * (1 + 2e-15)
+
+
+def compose(shifts: Iterable[float]) -> float:
+    """The shift of several releases together: √(Σ s²), exact for Gaussians, adaptive or not; rounded up.
+
+    >>> compose([3.0, 4.0])
+    5.0
+    >>> compose([])
+    0.0
+    """
+    values = list(shifts)
+    for value in values:
+        _check("shift", value, at_least=0.0)
+    total = math.hypot(*values)
+    _check("composed shift", total, at_least=0.0)
+    exact = sum((Fraction(value) ** 2 for value in values), start=Fraction(0))
+    while Fraction(total) ** 2 < exact:
+        total = math.nextafter(total, math.inf)
+    return total
+
+
+def _holds(*, epsilon: float, delta: float, shift: float) -> bool:
+    return delta_of(epsilon=epsilon, shift=shift) <= delta * (1 - _SLACK)
+
+
+def _arguments(epsilon: float, shift: float) -> tuple[float, float]:
+    """a and b, each rounded once: ε/s and s/2 may agree in all but their last digits."""
+    ratio, half = Fraction(epsilon) / Fraction(shift), Fraction(shift) / 2
+    try:
+        return float(ratio - half), float(ratio + half)
+    except OverflowError:
+        return math.inf, math.inf
+
+
+def _density(x: float) -> float:
+    return math.exp(-x * x / 2) / _SQRT_2PI if abs(x) < 40 else 0.0
+
+
+def _upper_tail(x: float) -> float:
+    return math.erfc(x / math.sqrt(2)) / 2
+
+
+def _mills(x: float) -> float:
+    """M(x) = Φ(-x)/φ(x), for x > -1."""
+    if x < _CONTINUED_FRACTION_FROM:
+        return _upper_tail(x) * _SQRT_2PI * math.exp(x * x / 2)
+    return 1 / (x + _fraction_tail(x))
+
+
+def _mills_slope(x: float) -> float:
+    """R(x) = 1 - x·M(x), for x > -1; beyond 3 it is K/(x + K), which subtracts nothing."""
+    if x < _CONTINUED_FRACTION_FROM:
+        return 1 - x * _mills(x)
+    tail = _fraction_tail(x)
+    return tail / (x + tail)
+
+
+def _fraction_tail(x: float) -> float:
+    """K in M(x) = 1/(x + K), K = 1/(x + 2/(x + 3/(x + …))): Laplace's continued fraction."""
+    tail = 0.0
+    for k in range(int(12 + 700 / (x * x)), 0, -1):
+        tail = k / (x + tail)
+    return tail
+
+
+def _mills_drop(a: float, shift: float) -> float:
+    """M(a) - M(a + s) as ∫ R, for s ≤ max(1, b)/4, where eight points reach machine precision."""
+    half = shift / 2
+    centre = a + half
+    return half * math.fsum(
+        weight * (_mills_slope(centre - half * node) + _mills_slope(centre + half * node))
+        for node, weight in _LEGENDRE
+    )
+
+
+def _last_true(holds: Callable[[float], bool]) -> float:
+    """The largest float at which `holds`, a predicate that turns false once as its argument grows."""
+    low, high = 1.0, 1.0
+    while not holds(low):
+        low /= 16
+        if low == 0:
+            raise ValueError("parameters are beyond the range of double precision")
+    while holds(high):
+        high *= 16
+        if not math.isfinite(high):
+            raise ValueError("parameters are beyond the range of double precision")
+    while high > math.nextafter(low, math.inf):
+        middle = math.sqrt(low) * math.sqrt(high) if high > 4 * low else low + (high - low) / 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _check(
+    name: str, value: float, *, at_least: float = -math.inf, above: float = -math.inf, below: float = math.inf
+) -> None:
+    if not (math.isfinite(value) and at_least <= value and above < value < below):
+        lower = f"above {above:g}" if above > -math.inf else f"at least {at_least:g}"
+        upper = f" and below {below:g}" if below < math.inf else ""
+        raise ValueError(f"{name} must be a finite number {lower}{upper}, got {value!r}")
