@@ -1,0 +1,47 @@
+"""The one composition root: settings → database, Redis, queue, storage, vault."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from redis import Redis
+from rq import Queue
+
+from app import queueing, vault
+from app.db.session import Database
+from app.embedded import redis_url
+from app.settings import Settings
+from app.storage import Storage
+
+
+@dataclass(frozen=True)
+class Services:
+    """What a part of the system may ask for; each is made when first asked for, once."""
+
+    settings: Settings
+
+    @cached_property
+    def database(self) -> Database:
+        self.settings.data_dir.mkdir(parents=True, exist_ok=True)
+        return Database(self.settings.database)
+
+    @cached_property
+    def redis(self) -> Redis:
+        return queueing.connect(redis_url(self.settings))
+
+    @cached_property
+    def queue(self) -> Queue:
+        return queueing.open_queue(self.settings.queue_name, self.redis)
+
+    @cached_property
+    def storage(self) -> Storage:
+        return Storage(self.settings.storage)
+
+    @cached_property
+    def vault(self) -> vault.Vault:
+        return vault.load_or_create(self.settings.deployment_key_path)
+
+    def close(self) -> None:
+        if "database" in self.__dict__:
+            self.database.close()
+        if "redis" in self.__dict__:
+            self.redis.close()

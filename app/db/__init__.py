@@ -1,0 +1,1 @@
+"""Tables, sessions, and every change of state."""

@@ -1,0 +1,79 @@
+"""What a model is and what its owner wants: the JSON kept in `models.manifest`."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from certificate import privacy
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Policy(BaseModel):
+    """Fixed before the data is looked at: σ follows from ε, δ and Δ* alone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epsilon: Positive = Field(1.0, le=100, description="ε of one release.")
+    delta: float = Field(1e-5, gt=1e-300, lt=1, description="δ of one release.")
+    target_distance: Positive = Field(
+        1e-2, le=1e6, description="Δ*: the certified distance to the retrained model that must be reached."
+    )
+    lifetime_epsilon: Positive = Field(8.0, le=1000, description="Cap on the ε of all releases since a retraining.")
+    batch_subjects: int = Field(100, ge=1, le=1_000_000, description="A batch is sealed at so many subjects.")
+    batch_age_seconds: float = Field(
+        3600.0, ge=0, le=30 * 86400, description="A batch is sealed when its oldest request is so old."
+    )
+    fallback: Literal["retrain", "fail"] = Field(
+        "retrain", description="What happens when Δ* cannot be certified or the lifetime cap would be passed."
+    )
+    time_limit_seconds: Positive = Field(3600.0, le=7 * 86400, description="Longest solve of one attempt.")
+
+    @model_validator(mode="after")
+    def _one_release_fits(self) -> Self:
+        if self.lifetime_epsilon < self.epsilon:
+            raise ValueError("lifetime_epsilon is smaller than epsilon: not even one release would fit")
+        return self
+
+    @property
+    def sigma(self) -> float:
+        return privacy.sigma_for(epsilon=self.epsilon, delta=self.delta, distance=self.target_distance)
+
+
+class Origins(BaseModel):
+    """Where the parts of the objective come from; none may depend on rows that can be erased."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    features: str = Field(
+        max_length=500,
+        description="How features were made, e.g. raw pixels divided by 16.",
+        examples=["raw pixels divided by 16"],
+    )
+    constants: str = Field(
+        max_length=500,
+        description="Where λ, scaling constants and the anchor come from.",
+        examples=["chosen before the data was collected"],
+    )
+
+
+class Manifest(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    family: Literal["softmax", "logistic", "ridge"] = Field(description="Kind of model.")
+    width: int = Field(ge=1, le=10_000_000, description="Features per row.")
+    classes: int | None = Field(None, ge=2, le=100_000, description="Classes of a softmax model.")
+    bias: bool = Field(True, description="Whether a constant feature is added.")
+    lam: Positive = Field(alias="lambda", le=1e6, description="λ, on every parameter, biases too.")
+    origins: Origins
+    policy: Policy = Field(default_factory=Policy)
+
+    @model_validator(mode="after")
+    def _classes_fit_family(self) -> Self:
+        if (self.family == "softmax") != (self.classes is not None):
+            raise ValueError("classes is needed for softmax, and only there")
+        return self
+
+    @property
+    def dimension(self) -> int:
+        return (self.width + self.bias) * (self.classes or 1)

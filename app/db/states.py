@@ -1,0 +1,64 @@
+"""The states a noun can be in. `transitions.py` is the only module that changes one."""
+
+from enum import StrEnum
+
+
+class ModelState(StrEnum):
+    UPLOADING = "uploading"
+    VALIDATING = "validating"
+    READY = "ready"
+    REJECTED = "rejected"
+    RETIRED = "retired"
+
+
+class TaskState(StrEnum):
+    RECEIVED = "received"
+    BATCHED = "batched"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    WITHDRAWN = "withdrawn"
+
+
+class BatchState(StrEnum):
+    SEALED = "sealed"
+    QUEUED = "queued"
+    RUNNING = "running"
+    PURGING = "purging"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    HELD = "held"
+
+
+# A model has at most one batch in these states; the rest of its requests wait.
+OPEN_BATCH = (BatchState.SEALED, BatchState.QUEUED, BatchState.RUNNING, BatchState.PURGING, BatchState.HELD)
+
+
+class JobState(StrEnum):
+    WAITING = "waiting"
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class JobKind(StrEnum):
+    REGISTER = "register"
+    UNLEARN = "unlearn"
+
+
+class VersionState(StrEnum):
+    CURRENT = "current"
+    SUPERSEDED = "superseded"
+    PURGED = "purged"
+
+
+class SubjectOutcome(StrEnum):
+    ERASED = "erased"
+    NOT_IN_TRAINING_SET = "not_in_training_set"
+
+
+class HeldReason(StrEnum):
+    NOT_CERTIFIABLE = "not_certifiable"
+    BUDGET = "budget"
+    QUALITY_GATE = "quality_gate"

@@ -1,0 +1,211 @@
+"""Every change of state of a model, job, batch and task, for the gateway, the dispatcher and the worker.
+
+A job is what a worker does; a batch's state follows its job's. Each attempt at a job carries a fencing
+token: whoever writes on behalf of an attempt calls `fence` first, in the same transaction, and loses when
+a later attempt has begun. A message may arrive twice or never: `claim` lets exactly one through, and the
+dispatcher sends again what was not claimed.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.orm import Session
+
+from app.clock import new_id
+from app.db.states import OPEN_BATCH, BatchState, HeldReason, JobKind, JobState, ModelState, TaskState
+from app.db.tables import Batch, BatchEvent, Job, Model, OutboxMessage, Task
+
+FUNCTION = {JobKind.REGISTER: "worker.jobs.register", JobKind.UNLEARN: "worker.jobs.unlearn"}
+
+
+class TokenLost(Exception):
+    """Another attempt holds the job now; this one must stop without a trace."""
+
+
+# Jobs
+
+
+def create_job(session: Session, kind: JobKind, model_id: UUID, now: datetime) -> Job:
+    job = Job(id=new_id(), kind=kind, model_id=model_id, run_after=now, created_at=now)
+    session.add(job)
+    session.flush()
+    return job
+
+
+def dispatch(session: Session, job: Job, now: datetime) -> None:
+    """waiting → queued: a new attempt with a new token, announced through the outbox."""
+    job.state, job.attempt, job.token, job.queued_at = JobState.QUEUED, job.attempt + 1, new_id(), now
+    job.heartbeat_at = None
+    _follow(session, job, BatchState.QUEUED)
+    announce(session, job)
+
+
+def announce(session: Session, job: Job) -> None:
+    assert job.token is not None
+    session.add(OutboxMessage(function=FUNCTION[JobKind(job.kind)], job_id=job.id, token=job.token))
+
+
+def claim(session: Session, job_id: UUID, token: UUID, now: datetime) -> bool:
+    """queued → running, for exactly one of any number of deliveries of one message."""
+    won = session.execute(
+        update(Job)
+        .where(Job.id == job_id, Job.token == token, Job.state == JobState.QUEUED)
+        .values(state=JobState.RUNNING, heartbeat_at=now)
+        .returning(Job.id)
+    ).scalar()
+    if won is None:
+        return False
+    _follow(session, session.get_one(Job, job_id), BatchState.RUNNING)
+    return True
+
+
+def heartbeat(session: Session, job_id: UUID, token: UUID, now: datetime) -> None:
+    alive = session.execute(
+        update(Job)
+        .where(Job.id == job_id, Job.token == token, Job.state == JobState.RUNNING)
+        .values(heartbeat_at=now)
+        .returning(Job.id)
+    ).scalar()
+    if alive is None:
+        raise TokenLost
+
+
+fence = heartbeat  # the same conditional write; its row lock holds until the transaction ends
+
+
+def finish_job(session: Session, job_id: UUID, token: UUID, now: datetime) -> None:
+    fence(session, job_id, token, now)
+    job = session.get_one(Job, job_id)
+    job.state, job.finished_at, job.token, job.error = JobState.DONE, now, None, None
+
+
+def attempt_failed(
+    session: Session, job: Job, *, error: str, now: datetime, max_attempts: int, backoff: float
+) -> None:
+    """running → waiting with backoff, or failed when the attempts are used up."""
+    job.token, job.error = None, error[:1000]
+    session.execute(delete(OutboxMessage).where(OutboxMessage.job_id == job.id))
+    if job.attempt < max_attempts:
+        job.state = JobState.WAITING
+        job.run_after = now + timedelta(seconds=backoff * 2 ** (job.attempt - 1))
+        _follow(session, job, BatchState.SEALED)
+        return
+    job.state, job.finished_at = JobState.FAILED, now
+    if job.kind == JobKind.UNLEARN:
+        _fail_batch(session, job)
+    else:
+        reject_model(session, session.get_one(Model, job.model_id), [f"validation failed: {job.error}"])
+
+
+# Batches
+
+
+def waiting_subjects(session: Session, model_id: UUID) -> tuple[int, datetime | None, datetime | None]:
+    """How many subjects wait for this model, since when, and the nearest deadline."""
+    row = session.execute(
+        select(func.coalesce(func.sum(Task.subjects), 0), func.min(Task.created_at), func.min(Task.due_at)).where(
+            Task.model_id == model_id, Task.batch_id.is_(None), Task.state == TaskState.RECEIVED
+        )
+    ).one()
+    return int(row[0]), row[1], row[2]
+
+
+def has_open_batch(session: Session, model_id: UUID) -> bool:
+    return session.scalar(select(Batch.id).where(Batch.model_id == model_id, Batch.state.in_(OPEN_BATCH))) is not None
+
+
+def seal(session: Session, model: Model, *, because: str, now: datetime) -> Batch | None:
+    """Assign every waiting task of the model to a new batch in one UPDATE; None when nothing waits."""
+    if has_open_batch(session, model.id):
+        return None
+    job = create_job(session, JobKind.UNLEARN, model.id, now)
+    batch = Batch(id=new_id(), model_id=model.id, job_id=job.id, sealed_because=because, subjects=0, sealed_at=now)
+    session.add(batch)
+    session.flush()
+    taken = session.execute(
+        update(Task)
+        .where(Task.model_id == model.id, Task.batch_id.is_(None), Task.state == TaskState.RECEIVED)
+        .values(batch_id=batch.id, state=TaskState.BATCHED)
+        .returning(Task.subjects)
+    ).scalars()
+    batch.subjects = sum(taken)
+    model.flush_requested = False
+    if not batch.subjects:
+        session.delete(batch)
+        session.flush()
+        session.delete(job)
+        return None
+    add_event(session, batch.id, "sealed", {"because": because, "subjects": batch.subjects}, now)
+    return batch
+
+
+def batch_step(session: Session, batch: Batch, step: str, now: datetime) -> None:
+    batch.step = step
+    add_event(session, batch.id, "step", {"step": step}, now)
+
+
+def batch_purging(session: Session, batch: Batch, now: datetime) -> None:
+    batch.state = BatchState.PURGING
+    batch_step(session, batch, "purge", now)
+
+
+def hold_batch(session: Session, batch: Batch, reason: HeldReason, detail: str, now: datetime) -> None:
+    batch.state, batch.held_reason, batch.error = BatchState.HELD, reason, detail[:1000]
+    add_event(session, batch.id, "held", {"reason": reason, "detail": detail}, now)
+
+
+def complete_batch(session: Session, batch: Batch, now: datetime) -> None:
+    batch.state, batch.completed_at, batch.step = BatchState.COMPLETED, now, None
+    session.execute(
+        update(Task).where(Task.batch_id == batch.id).values(state=TaskState.COMPLETED, completed_at=now)
+    )
+    add_event(session, batch.id, "completed", {}, now)
+
+
+def add_event(session: Session, batch_id: UUID, kind: str, data: dict[str, Any], now: datetime) -> None:
+    session.add(BatchEvent(batch_id=batch_id, kind=kind, data=data, at=now))
+
+
+# Models
+
+
+def start_validation(session: Session, model: Model, now: datetime) -> Job:
+    model.state, model.reasons = ModelState.VALIDATING, []
+    return create_job(session, JobKind.REGISTER, model.id, now)
+
+
+def accept_model(session: Session, model: Model, report: dict[str, Any]) -> None:
+    model.state, model.report = ModelState.READY, report
+    session.flush()
+
+
+def reject_model(session: Session, model: Model, reasons: list[str]) -> None:
+    model.state, model.reasons = ModelState.REJECTED, reasons
+    session.flush()
+
+
+# Consequences
+
+
+
+
+def _follow(session: Session, job: Job, state: BatchState) -> None:
+    """A batch that is purging stays so: its model is published, only the clean-up is tried again."""
+    batch = session.scalar(select(Batch).where(Batch.job_id == job.id))
+    if batch is None:
+        return
+    if batch.state != BatchState.PURGING:
+        batch.state = state
+        add_event(session, batch.id, "state", {"state": state, "attempt": job.attempt}, job.queued_at or job.run_after)
+    if state == BatchState.RUNNING:
+        session.execute(update(Task).where(Task.batch_id == batch.id).values(state=TaskState.RUNNING))
+
+
+def _fail_batch(session: Session, job: Job) -> None:
+    batch = session.scalars(select(Batch).where(Batch.job_id == job.id)).one()
+    assert job.finished_at is not None
+    batch.state, batch.error = BatchState.FAILED, job.error
+    session.execute(update(Task).where(Task.batch_id == batch.id).values(state=TaskState.FAILED))
+    add_event(session, batch.id, "failed", {"error": job.error}, job.finished_at)

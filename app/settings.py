@@ -1,0 +1,110 @@
+"""Every setting of the service: one object, environment prefix `LETHE_`, documented with its default."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+PREFIX = "LETHE_"
+# Variables of the same prefix that belong to the client and to the test and bench harness.
+FOREIGN = ("LETHE_URL", "LETHE_API_KEY", "LETHE_TEST_", "LETHE_BENCH_")
+
+
+class SettingsError(Exception):
+    """A setting is unknown or malformed; the message is one line that names it."""
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    data_dir: Path = Field(Path("lethe-data"), description="Folder of the embedded database, queue, storage and keys.")
+    database_url: str = Field(
+        "", description="SQLAlchemy URL, `postgresql+psycopg://…`; empty: SQLite in the data folder."
+    )
+    redis_url: str = Field("", description="Redis or Valkey URL; empty: a private server in the data folder.")
+    storage_url: str = Field("", description="fsspec URL of checkpoints and datasets; empty: the data folder.")
+    queue_name: str = Field("lethe", pattern=r"^[a-z0-9-]{1,64}$", description="Name of the RQ queue.")
+
+    host: str = Field("127.0.0.1", description="Address the gateway listens on.")
+    port: int = Field(8420, ge=0, le=65535, description="Port the gateway listens on; 0: any free one.")
+    max_body_bytes: int = Field(4 << 20, ge=1024, description="Largest JSON body, in bytes.")
+    max_upload_bytes: int = Field(16 << 30, ge=1024, description="Largest uploaded file, in bytes.")
+    public_certificates: bool = Field(
+        False, description="Serve keys, log and single certificates without an API key; listings never."
+    )
+
+    signing_key: SecretStr = Field(SecretStr(""), description="PEM of the signing key (worker only).")
+    signing_key_file: Path | None = Field(
+        None, description="File of the signing key; unset: keys/signing.pem in the data folder, made on first start."
+    )
+    deployment_key_file: Path | None = Field(
+        None,
+        description="File of the 256-bit key that encrypts subject identifiers; unset: keys/deployment.key in the data folder.",
+    )
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="Where the worker computes.")
+    heartbeat_seconds: float = Field(5.0, gt=0, le=60, description="How often an attempt says it is alive.")
+    dead_after_seconds: float = Field(
+        0.0, ge=0, description="Silence after which an attempt is given up; 0: six heartbeats."
+    )
+    max_attempts: int = Field(5, ge=1, le=100, description="Attempts at one job before it fails.")
+    retry_backoff_seconds: float = Field(2.0, ge=0, description="Wait before the second attempt; doubles each time.")
+    dispatch_interval_seconds: float = Field(0.5, gt=0, le=60, description="How often the dispatcher looks.")
+    lease_seconds: float = Field(10.0, gt=0, description="How long the active dispatcher holds its lease.")
+    requeue_after_seconds: float = Field(
+        10.0, gt=0, description="A message not picked up for so long is looked for, and sent again if Redis lost it."
+    )
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log line.")
+    log_format: Literal["json", "console"] = Field("json", description="Shape of the log lines.")
+
+    @model_validator(mode="after")
+    def _supported_database(self) -> "Settings":
+        if self.database_url and not self.database_url.startswith(("sqlite:///", "postgresql+psycopg://")):
+            raise ValueError("database_url must start with sqlite:/// or postgresql+psycopg://")
+        return self
+
+    @property
+    def database(self) -> str:
+        return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'lethe.db'}"
+
+    @property
+    def storage(self) -> str:
+        return self.storage_url or f"file://{self.data_dir.absolute() / 'storage'}"
+
+    @property
+    def redis_socket(self) -> Path:
+        return self.data_dir.absolute() / "redis" / "redis.sock"
+
+    @property
+    def signing_key_path(self) -> Path:
+        return self.signing_key_file or self.data_dir / "keys" / "signing.pem"
+
+    @property
+    def deployment_key_path(self) -> Path:
+        return self.deployment_key_file or self.data_dir / "keys" / "deployment.key"
+
+    @property
+    def dead_after(self) -> float:
+        return self.dead_after_seconds or 6 * self.heartbeat_seconds
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from the environment; an unknown or malformed variable is an error, not a shrug."""
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    for name in os.environ if environ is None else environ:
+        if name.upper().startswith(PREFIX) and name.upper() not in known and not name.startswith(FOREIGN):
+            raise SettingsError(f"{name}: unknown setting")
+    try:
+        if environ is None:
+            return Settings()
+        return Settings.model_validate(
+            {k.removeprefix(PREFIX).lower(): v for k, v in environ.items() if k.upper() in known}
+        )
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        name = PREFIX + str(first["loc"][0]).upper() if first["loc"] else PREFIX + "DATABASE_URL"
+        raise SettingsError(f"{name}: {first['msg']}") from None
