@@ -72,7 +72,7 @@ def start_server(settings: Settings) -> subprocess.Popen[bytes]:
     """Start the private server and wait until it answers. The caller is the only one to serve this folder."""
     server = spawn_server(settings)
     try:
-        _wait_until_it_answers(settings, server)
+        wait_until_it_answers(settings, server)
     except BaseException:
         process.kill(server)
         raise
@@ -177,7 +177,7 @@ def _client(settings: Settings) -> Redis:
     return Redis.from_url(redis_url(settings), socket_timeout=5, retry=Retry(NoBackoff(), 0))
 
 
-def _wait_until_it_answers(settings: Settings, server: subprocess.Popen[bytes]) -> None:
+def wait_until_it_answers(settings: Settings, server: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_SECONDS
     log = settings.data_dir / "redis" / "server.log"
     with _client(settings) as client:
