@@ -1,0 +1,189 @@
+"""The checks of the checklist that recompute: noise, chain, log, evidence, receipt.
+
+Each returns the detail to show when it holds and raises its `VerificationError` when it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from certificate import merkle
+from certificate.chain import Link, RunningSum, release_shift, running_sum, since_last_retrain, total_epsilon
+from certificate.envelope import Envelope, check_signature, from_base64
+from certificate.envelope import parse as parse_envelope
+from certificate.errors import ChainBroken, LogProofInvalid, NoiseTooSmall, VerificationError
+from certificate.keys import KeySet
+from certificate.note import Checkpoint, verify_checkpoint
+from certificate.pack import EarlierHead, Pack, Predecessor
+from certificate.predicate import Lifetime, Predicate
+from certificate.privacy import classical_sigma, sigma_for
+from certificate.statement import Statement
+from certificate.statement import parse as parse_statement
+from certificate.tolerance import RELATIVE, agrees, understates
+
+
+def check_noise(predicate: Predicate) -> str:
+    """Line 4: σ is at least what (Δ*, ε, δ - p) needs."""
+    if predicate.bound.rule == "retrain":
+        return "a retrain is a function of the retained data alone: it needs no noise"
+    claim = predicate.guarantee.estimate or predicate.guarantee
+    epsilon, delta = claim.epsilon, claim.delta
+    if not epsilon or not delta:
+        raise NoiseTooSmall(f"no noise gives (ε, δ) = ({epsilon}, {delta})")
+    distance, sigma = predicate.bound.distance_target, predicate.noise.sigma
+    remaining = delta - predicate.bound.failure_probability
+    if remaining <= 0:
+        raise NoiseTooSmall("the failure probability uses up all of δ")
+    needed = _needed_sigma(predicate, epsilon, remaining, distance)
+    if understates(sigma, needed):
+        raise NoiseTooSmall(
+            f"σ is {sigma!r}; Δ* = {distance!r}, ε = {epsilon!r} and δ - p = {remaining!r} need {needed!r}"
+        )
+    label = "estimate only: " if predicate.guarantee.estimate else ""
+    return f"{label}σ = {sigma:.6g} ≥ {needed:.6g}, {predicate.noise.calibration}, for ε = {epsilon:g}, δ = {delta:g}"
+
+
+def _needed_sigma(predicate: Predicate, epsilon: float, delta: float, distance: float) -> float:
+    if predicate.noise.calibration == "classical" and epsilon >= 1:
+        raise NoiseTooSmall(f"the classical calibration is proved only for ε < 1, not for {epsilon!r}")
+    needed_sigma = classical_sigma if predicate.noise.calibration == "classical" else sigma_for
+    try:
+        return needed_sigma(epsilon=epsilon, delta=delta, distance=distance)
+    except (ValueError, ArithmeticError) as error:
+        raise NoiseTooSmall(f"σ cannot be recomputed: {error}") from None
+
+
+def check_chain(statement: Statement, digest: str, predecessors: Sequence[Predecessor], keys: KeySet) -> str:
+    """Line 6: every link leads to the one before, and the running sum is the sum of the links."""
+    earlier = [_link(predecessor, keys) for predecessor in predecessors]
+    current = Link.of_statement(statement, digest)
+    links = [*earlier, current]
+    _check_links(links)
+    _check_parent(statement.predicate, earlier)
+    running = running_sum(links)
+    _check_lifetime(statement.predicate, running)
+    counted = since_last_retrain(links)
+    discarded = sum(link.mechanism == "discarded" for link in counted)
+    summaries = sum(predecessor.summary is not None for predecessor in predecessors)
+    note = f"; {summaries} of them on the issuer's word" if summaries else ""
+    return f"{_total(statement.predicate.lifetime)} over {len(counted)} releases, {discarded} discarded{note}"
+
+
+def _link(predecessor: Predecessor, keys: KeySet) -> Link:
+    if predecessor.summary is not None:
+        return Link.of_summary(predecessor.summary)
+    try:
+        envelope = parse_envelope(from_base64(predecessor.envelope or ""))
+        # No place in the log is needed: the digest chain from a dated certificate dates its predecessors.
+        check_signature(envelope, keys, position=None)
+        return Link.of_statement(parse_statement(envelope.payload), envelope.digest)
+    except VerificationError as error:
+        raise ChainBroken(f"a predecessor does not verify: {error}") from None
+
+
+def _check_links(links: Sequence[Link]) -> None:
+    current = links[-1]
+    if current.index > 0 and len(links) == 1:
+        raise ChainBroken(
+            f"the certificate is number {current.index} of its chain and the pack holds no earlier one"
+        )
+    for older, newer in zip(links, links[1:], strict=False):
+        if newer.previous_digest != older.digest:
+            raise ChainBroken(f"link {newer.index} does not name link {older.index} as its predecessor")
+        if newer.index != older.index + 1:
+            raise ChainBroken(f"link {newer.index} follows link {older.index}: a link is missing")
+        if newer.model != older.model:
+            raise ChainBroken(f"link {older.index} is of another model")
+    if links[0].index != 0 and since_last_retrain(links)[0].mechanism != "retrain":
+        raise ChainBroken("the pack's chain begins after releases that count; earlier links are missing")
+
+
+def _check_parent(predicate: Predicate, earlier: Sequence[Link]) -> None:
+    """A version made by other means (a fit on new rows) may stand between, but none may be contradicted."""
+    published = next(
+        (link for link in reversed(earlier) if link.mechanism != "discarded" and link.version), None
+    )
+    if published is None or published.version is None:
+        return
+    if predicate.parent.version < published.version:
+        raise ChainBroken(
+            f"the parent, version {predicate.parent.version}, is older than version {published.version}"
+        )
+    same = predicate.parent.version == published.version
+    if same and predicate.parent.checkpoint_sha256 != published.checkpoint_sha256:
+        raise ChainBroken(f"the parent's checkpoint is not the one certified as version {published.version}")
+
+
+def _check_lifetime(predicate: Predicate, running: RunningSum) -> None:
+    lifetime = predicate.lifetime
+    if not agrees(lifetime.release_shift, release_shift(predicate)):
+        raise ChainBroken(
+            f"this release's shift is {release_shift(predicate)!r}, not {lifetime.release_shift!r}"
+        )
+    if not agrees(lifetime.running_shift, running.shift):
+        raise ChainBroken(
+            f"the shifts sum to {running.shift!r}, the certificate says {lifetime.running_shift!r}"
+        )
+    if not agrees(lifetime.running_failure_probability, running.failure_probability):
+        raise ChainBroken(
+            f"the failure probabilities sum to {running.failure_probability!r}, "
+            f"the certificate says {lifetime.running_failure_probability!r}"
+        )
+    if lifetime.assurance != running.assurance:
+        raise ChainBroken(f"the weakest release of the sum is {running.assurance}, not {lifetime.assurance}")
+    _check_total(lifetime, running)
+
+
+def _check_total(lifetime: Lifetime, running: RunningSum) -> None:
+    try:
+        total = total_epsilon(running, delta=lifetime.delta)
+    except (ValueError, ArithmeticError) as error:
+        raise ChainBroken(f"the lifetime's ε cannot be recomputed: {error}") from None
+    if (total is None) != (lifetime.epsilon_total is None):
+        raise ChainBroken("a lifetime has a total ε exactly when none of its releases is heuristic")
+    if total is None or lifetime.epsilon_total is None:
+        return
+    if not agrees(lifetime.epsilon_total, total):
+        raise ChainBroken(
+            f"the lifetime's ε is {total!r} at δ = {lifetime.delta!r}, not {lifetime.epsilon_total!r}"
+        )
+    if lifetime.cap is not None and total > lifetime.cap * (1 + RELATIVE):
+        raise ChainBroken(f"the lifetime's ε, {total!r}, is past the cap of {lifetime.cap!r}")
+
+
+def _total(lifetime: Lifetime) -> str:
+    if lifetime.epsilon_total is None:
+        return "no total ε (an estimate is among the releases)"
+    cap = "no cap" if lifetime.cap is None else f"cap {lifetime.cap:g}"
+    return f"ε = {lifetime.epsilon_total:.6g} at δ = {lifetime.delta:g} ({cap})"
+
+
+def check_log(pack: Pack, envelope_digest: str, keys: KeySet, since: EarlierHead | None) -> str:
+    """Line 7: the envelope's digest is the leaf at its place, under a signed head that extends the earlier one."""
+    head = verify_checkpoint(pack.log.checkpoint, keys)
+    leaf = merkle.leaf_hash(bytes.fromhex(envelope_digest))
+    path = [bytes.fromhex(step) for step in pack.log.path]
+    if not merkle.verify_inclusion(leaf, pack.log.index, head.size, path, head.root):
+        raise LogProofInvalid(f"the certificate is not at place {pack.log.index} of the tree of {head.size}")
+    detail = f"place {pack.log.index} of {head.size} in {head.origin}"
+    return detail if since is None else f"{detail}; {_check_since(pack, head, since, keys)}"
+
+
+def _check_since(pack: Pack, head: Checkpoint, since: EarlierHead, keys: KeySet) -> str:
+    earlier = verify_checkpoint(since.checkpoint, keys)
+    if earlier.origin != head.origin:
+        raise LogProofInvalid("the earlier tree head is of another log")
+    if earlier.size > head.size:
+        raise LogProofInvalid(
+            f"the earlier tree head has {earlier.size} leaves and the pack's only {head.size}: "
+            "the log was truncated, or the pack is older than the head"
+        )
+    known = next((proof.path for proof in pack.consistency if proof.old_size == earlier.size), ())
+    path = [bytes.fromhex(step) for step in since.path or known]
+    if not merkle.verify_consistency(earlier.size, head.size, path, earlier.root, head.root):
+        raise LogProofInvalid(f"the log does not extend the earlier tree head of {earlier.size} leaves")
+    return f"extends the earlier head of {earlier.size}"
+
+
+def read_envelope(pack: Pack) -> Envelope:
+    return parse_envelope(from_base64(pack.envelope))

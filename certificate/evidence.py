@@ -1,0 +1,102 @@
+"""The evidence record: the exact, un-noised values behind a certificate.
+
+Restricted, because none of it is covered by (ε, δ). The certificate commits to it; whoever may read it can check
+that it opens the commitment and that it supports the bound.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from certificate.predicate import Rule
+from certificate.records import Count, NonNegative, Positive, Probability, Record, Salt, Text, Uuid7
+
+_DOMAIN = b"urn:lethe:evidence:v1\x00"
+
+Setting = bool | Annotated[int, Field(gt=-(2**53), lt=2**53)] | float | Text | None
+
+
+class TraceStep(Record):
+    """One step of the solver; `ratio` is ρ, null where it was not computed."""
+
+    gradient_norm: NonNegative
+    radius: NonNegative | None
+    ratio: float | None
+    accepted: bool
+    passes: NonNegative
+    seconds: NonNegative
+
+
+class LanczosRun(Record):
+    """One run of `steps` (k) Lanczos steps, which spends its own p_j whether or not it certified.
+
+    On the `split` route the Ritz values are those of S in ∇²f = GGN + S + λI.
+    """
+
+    route: Literal["direct", "split"]
+    steps: Annotated[int, Field(ge=1, lt=2**31)]
+    failure_probability: Annotated[float, Field(gt=0, lt=1)]
+    ritz_min: float
+    ritz_max: float
+    ritz_values: tuple[float, ...] = ()
+    rounding_slack: NonNegative
+
+
+class Curvature(Record):
+    """What rule B2 needs at the final point: μ₀, the Lipschitz constant M of the Hessian on a ball, h = M·G/μ₀²."""
+
+    floor: float
+    runs: tuple[LanczosRun, ...]
+    hessian_lipschitz: NonNegative
+    hessian_lipschitz_source: Literal["analytic", "sampled"]
+    hessian_lipschitz_derivation: Text
+    ball_radius: NonNegative
+    kantorovich: NonNegative
+
+
+class Shift(Record):
+    """How the deletion moved the class mix: counts in D, F and R; KL(P_D‖P_R) is null when a class vanished."""
+
+    original: dict[Text, Count]
+    erased: dict[Text, Count]
+    retained: dict[Text, Count]
+    kl_retained_original: NonNegative
+    kl_original_retained: NonNegative | None
+
+
+class Utility(Record):
+    """On the holdout, before the job and after it, noise included."""
+
+    f1_before: float | None
+    f1_after: float | None
+    loss_before: float | None
+    loss_after: float | None
+
+
+class EvidenceRecord(Record):
+    """`distance` is the certified Δ, `posterior_distance` B1/B2 at a baseline's output, as a second figure."""
+
+    format: Literal["urn:lethe:evidence:v1"] = "urn:lethe:evidence:v1"
+    certificate_id: Uuid7
+    rule: Rule
+    gradient_norm: NonNegative
+    rounding_error: NonNegative
+    distance: NonNegative
+    curvature: Curvature | None = None
+    paper_distance: NonNegative | None = None
+    posterior_distance: NonNegative | None = None
+    failure_probability: Probability = 0.0
+    trace: tuple[TraceStep, ...]
+    shift: Shift | None
+    utility: Utility | None
+    solver: dict[Text, Setting]
+    seconds_total: Positive | None = None
+    salt: Salt
+
+
+def commit(record: EvidenceRecord) -> str:
+    """SHA-256 over a domain, the record's 128-bit salt and the record. Without the salt it tells nothing."""
+    return hashlib.sha256(_DOMAIN + bytes.fromhex(record.salt) + record.to_bytes()).hexdigest()

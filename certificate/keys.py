@@ -1,0 +1,155 @@
+"""ECDSA P-256 keys. A public key is valid for a window of places in the log, not of wall-clock time:
+
+a place in the log is proved by the inclusion proof, while a date is only what the signer wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from typing import Literal, Protocol, Self
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from pydantic import model_validator
+
+from certificate.records import Count, Record, Sha256
+
+ALGORITHM = "ecdsa-p256-sha256"
+
+
+class Signer(Protocol):
+    """What signing needs; implement it over a key service to keep the private key elsewhere."""
+
+    @property
+    def key_id(self) -> str: ...
+
+    @property
+    def public_pem(self) -> str: ...
+
+    def sign(self, message: bytes) -> bytes:
+        """ECDSA P-256 over the SHA-256 of `message`, DER-encoded."""
+        ...
+
+
+class SigningKey:
+    """A private key held in memory."""
+
+    def __init__(self, private: ec.EllipticCurvePrivateKey) -> None:
+        if not isinstance(private.curve, ec.SECP256R1):
+            raise ValueError(f"the key is on {private.curve.name}; certificates are signed with P-256")
+        self._private = private
+        self._public_pem = _pem_of(private.public_key())
+        self._key_id = key_id_of(private.public_key())
+
+    @classmethod
+    def generate(cls) -> Self:
+        return cls(ec.generate_private_key(ec.SECP256R1()))
+
+    @classmethod
+    def from_pem(cls, pem: str, password: bytes | None = None) -> Self:
+        private = serialization.load_pem_private_key(pem.encode(), password)
+        if not isinstance(private, ec.EllipticCurvePrivateKey):
+            raise ValueError("the key is not an elliptic-curve key")  # noqa: TRY004 - a bad value, not a bad call
+        return cls(private)
+
+    def to_pem(self) -> str:
+        """The private key, unencrypted; whoever writes it to a file sets mode 0600."""
+        return self._private.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ).decode()
+
+    @property
+    def key_id(self) -> str:
+        return self._key_id
+
+    @property
+    def public_pem(self) -> str:
+        return self._public_pem
+
+    def sign(self, message: bytes) -> bytes:
+        return self._private.sign(message, ec.ECDSA(hashes.SHA256()))
+
+    def __repr__(self) -> str:
+        return f"SigningKey({self._key_id[:16]}…)"
+
+
+class PublicKey(Record):
+    """`valid_from` is the first place in the log this key may sign, `valid_until` the first it may not."""
+
+    key_id: Sha256
+    algorithm: Literal["ecdsa-p256-sha256"] = "ecdsa-p256-sha256"
+    pem: str
+    valid_from: Count = 0
+    valid_until: Count | None = None
+
+    @model_validator(mode="after")
+    def _key_id_is_of_this_key(self) -> Self:
+        public = _load_public(self.pem)
+        if _pem_of(public) != self.pem:
+            raise ValueError("the PEM text is not in its canonical form")
+        if key_id_of(public) != self.key_id:
+            raise ValueError("key_id is not the digest of this key")
+        return self
+
+    @classmethod
+    def of(cls, signer: Signer, *, valid_from: int = 0, valid_until: int | None = None) -> Self:
+        return cls(
+            key_id=signer.key_id, pem=signer.public_pem, valid_from=valid_from, valid_until=valid_until
+        )
+
+    @classmethod
+    def from_pem(cls, pem: str, *, valid_from: int = 0, valid_until: int | None = None) -> Self:
+        public = _load_public(pem)
+        return cls(
+            key_id=key_id_of(public), pem=_pem_of(public), valid_from=valid_from, valid_until=valid_until
+        )
+
+    def valid_at(self, position: int) -> bool:
+        return self.valid_from <= position and (self.valid_until is None or position < self.valid_until)
+
+    def accepts(self, message: bytes, signature: bytes) -> bool:
+        try:
+            _load_public(self.pem).verify(signature, message, ec.ECDSA(hashes.SHA256()))
+        except InvalidSignature:
+            return False
+        return True
+
+
+class KeySet(Record):
+    """Every key an issuer has signed with: the body of `GET /v1/keys`."""
+
+    keys: tuple[PublicKey, ...]
+
+    @model_validator(mode="after")
+    def _one_entry_per_key(self) -> Self:
+        if len({key.key_id for key in self.keys}) != len(self.keys):
+            raise ValueError("a key occurs twice")
+        return self
+
+    def find(self, key_id: str) -> PublicKey | None:
+        return next((key for key in self.keys if key.key_id == key_id), None)
+
+
+def key_id_of(public: ec.EllipticCurvePublicKey) -> str:
+    """SHA-256 of the DER SubjectPublicKeyInfo."""
+    der = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).hexdigest()
+
+
+def _pem_of(public: ec.EllipticCurvePublicKey) -> str:
+    return public.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    ).decode()
+
+
+@lru_cache(maxsize=256)
+def _load_public(pem: str) -> ec.EllipticCurvePublicKey:
+    try:
+        public = serialization.load_pem_public_key(pem.encode())
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError("the PEM text is not a public key") from None
+    if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
+        raise ValueError("the key is not on P-256")  # noqa: TRY004
+    return public

@@ -1,0 +1,103 @@
+"""`pack.json`: everything offline verification needs, in one file."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from certificate.envelope import Envelope
+from certificate.evidence import EvidenceRecord
+from certificate.keys import KeySet
+from certificate.predicate import Lifetime, Mechanism
+from certificate.receipt import Receipt
+from certificate.records import Count, Probability, Record, Sha256, Text
+
+Base64 = Annotated[str, Field(max_length=2**24)]
+
+
+class LinkSummary(Record):
+    """A predecessor by digest and lifetime alone, where its envelope is not at hand."""
+
+    digest: Sha256
+    model: Text
+    mechanism: Mechanism
+    failure_probability: Probability
+    lifetime: Lifetime
+
+
+class Predecessor(Record):
+    """An earlier certificate of the same model: its envelope's exact bytes, or a summary on the issuer's word."""
+
+    envelope: Base64 | None = None
+    summary: LinkSummary | None = None
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> Self:
+        if (self.envelope is None) == (self.summary is None):
+            raise ValueError("a predecessor is an envelope or a summary")
+        return self
+
+    @classmethod
+    def of(cls, envelope: Envelope) -> Self:
+        return cls(envelope=base64.b64encode(envelope.raw).decode())
+
+
+class LogEntry(Record):
+    """Where the certificate stands in the log: its place, the path to the root, and the signed tree head."""
+
+    checkpoint: str
+    index: Count
+    path: tuple[Sha256, ...]
+
+
+class Consistency(Record):
+    """Proof that the tree of `old_size` leaves is a prefix of the pack's tree head."""
+
+    old_size: Count
+    path: tuple[Sha256, ...]
+
+
+class EarlierHead(Record):
+    """A signed tree head someone kept, with the proof that leads from it to the pack's: a `--since` file."""
+
+    checkpoint: str
+    path: tuple[Sha256, ...] = ()
+
+
+class Pack(Record):
+    """`predecessors` run from the oldest needed (the last retrain, or the first certificate) to the previous one."""
+
+    format: Literal["urn:lethe:pack:v1"] = "urn:lethe:pack:v1"
+    envelope: Base64
+    predecessors: tuple[Predecessor, ...] = ()
+    log: LogEntry
+    keys: KeySet
+    consistency: tuple[Consistency, ...] = ()
+    evidence: EvidenceRecord | None = None
+    receipt: Receipt | None = None
+
+
+def build_pack(
+    *,
+    envelope: Envelope,
+    checkpoint: str,
+    index: int,
+    path: Sequence[bytes],
+    keys: KeySet,
+    predecessors: Sequence[Envelope | LinkSummary] = (),
+    **optional: Any,
+) -> Pack:
+    """A pack from parts; `optional` takes `consistency`, `evidence` and `receipt`."""
+    return Pack(
+        envelope=base64.b64encode(envelope.raw).decode(),
+        predecessors=tuple(
+            Predecessor(summary=link) if isinstance(link, LinkSummary) else Predecessor.of(link)
+            for link in predecessors
+        ),
+        log=LogEntry(checkpoint=checkpoint, index=index, path=tuple(step.hex() for step in path)),
+        keys=keys,
+        **optional,
+    )

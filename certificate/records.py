@@ -1,0 +1,94 @@
+"""The base of every record, its value types, and the two JSON habits: strict reading, deterministic writing."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Annotated, Any, NoReturn, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from certificate.errors import UnusableInput
+
+# Far above any real document; an auditor's machine should not be filled by a hostile one.
+MAX_DOCUMENT = 64 * 1024 * 1024
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Salt = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+# Control characters would let a document write on the terminal of whoever verifies it.
+Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=4000)]
+Uuid7 = Annotated[
+    str, StringConstraints(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$")
+]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Probability = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class Record(BaseModel):
+    """Frozen, no unknown fields, no coercion, no NaN or infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def to_bytes(self) -> bytes:
+        """The record's one serialisation: sorted keys, no spaces, shortest float that reads back the same."""
+        return canonical_json(self.model_dump(mode="json", by_alias=True))
+
+    @classmethod
+    def read(cls, data: bytes, what: str) -> Self:
+        """Parse `data`, or say in one line why it is not `what`."""
+        read_object(data, what)
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            raise UnusableInput(f"{what}: {first_problem(error)}") from None
+
+
+def canonical_json(value: Any) -> bytes:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
+
+
+def read_object(data: bytes, what: str) -> dict[str, Any]:
+    """A JSON object with no duplicate keys and no NaN.
+
+    Duplicate keys are refused because two readers of the same signed bytes must see the same values.
+    """
+    if len(data) > MAX_DOCUMENT:
+        raise UnusableInput(f"{what}: larger than {MAX_DOCUMENT} bytes")
+    try:
+        value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise UnusableInput(f"{what}: not readable as JSON ({printable(error)})") from None
+    if not isinstance(value, dict):
+        raise UnusableInput(f"{what}: not a JSON object")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
+
+
+def first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in problem["loc"]) or "document"
+    return printable(f"{where}: {problem['msg']}")
+
+
+def printable(value: object) -> str:
+    """`value` as one line that cannot steer a terminal."""
+    text = str(value)[:500]
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def new_salt() -> str:
+    """128 random bits from the operating system, in hexadecimal."""
+    return secrets.token_hex(16)
