@@ -30,20 +30,21 @@ SAMPLED_LIPSCHITZ = "sampled-hessian-lipschitz"
 PUBLISHED_ANALYSIS = "published-analysis"
 
 _BASIS = {
-    ORIGINS: "the model's owner declared that features, constants, anchor and λ do not depend on erasable records",
-    FLOATING_POINT_NOISE: "Gaussian noise is drawn in double precision from a cryptographic keystream; attacks on "
-    "its floating-point grid are not modelled",
-    RETRAINING_REACHES_REFERENCE: "retraining from the anchor is taken to reach the stationary point certified; "
-    "shown by experiment, not proved",
+    ORIGINS: "the model's owner declared that features, constants, anchor and λ do not depend on "
+    "erasable records",
+    FLOATING_POINT_NOISE: "Gaussian noise is drawn in double precision from a cryptographic keystream; "
+    "attacks on its floating-point grid are not modelled",
+    RETRAINING_REACHES_REFERENCE: "retraining from the anchor is taken to reach the stationary point "
+    "certified; shown by experiment, not proved",
     SAMPLED_LIPSCHITZ: "the Hessian's Lipschitz constant was sampled; samples bound a supremum from below",
-    PUBLISHED_ANALYSIS: "the distance and the noise follow the method's publication, where the noise depends on "
-    "the data; its claim is repeated here and not proved",
+    PUBLISHED_ANALYSIS: "the distance and the noise follow the method's publication, where the noise depends "
+    "on the data; its claim is repeated here and not proved",
 }
 
 _REFERENCE: dict[Rule, str] = {
     "B1": "the minimiser of the objective on the retained records, released with the same noise",
-    "B2": "the only stationary point of the objective on the retained records near the released one, a strict "
-    "local minimiser, released with the same noise",
+    "B2": "the only stationary point of the objective on the retained records near the released one, a "
+    "strict local minimiser, released with the same noise",
     "retrain": "itself: training from the anchor on the retained records alone, released with noise",
     "tr-paper": "the model retrained on the retained records, as the method's publication defines it",
     "guo2020": "the model retrained on the retained records, as the method's publication defines it",
@@ -92,7 +93,7 @@ def inequalities_of(rule: Rule) -> tuple[Inequality, ...]:
 
 
 def guarantee_for(*, rule: Rule, assurance: Assurance, epsilon: float, delta: float) -> Guarantee:
-    """The guarantee a certificate states for a release by `rule`, with its assumptions and limits in words."""
+    """The guarantee stated for a release by `rule`, with its assumptions and limits in words."""
     heuristic = assurance == "heuristic"
     return Guarantee(
         epsilon=None if heuristic else epsilon,
@@ -126,7 +127,8 @@ def check_assurance(predicate: Predicate) -> str:
         raise AssuranceUnfounded(
             f"rule {rule} needs what the certificate does not state: {', '.join(sorted(unmet))}"
         )
-    return f"{assurance}, by rule {rule} on {printable(predicate.objective.family)}, {len(named)} assumptions named"
+    family = printable(predicate.objective.family)
+    return f"{assurance}, by rule {rule} on {family}, {len(named)} assumptions named"
 
 
 def _check_mechanism(mechanism: Mechanism, rule: Rule) -> None:

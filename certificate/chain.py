@@ -1,8 +1,8 @@
 """A model's lifetime: the running sum over its releases, which a retrain resets.
 
-Each release has the preset shift s = Δ*/σ; releases compose to √(Σ s²), failure probabilities add up inside δ.
-A discarded draw is a release. A retrain is a function of the retained data alone: it adds nothing, and those
-erased from then on start a new sum.
+Each release has the preset shift s = Δ*/σ; releases compose to √(Σ s²), failure probabilities add up inside
+δ. A discarded draw is a release. A retrain is a function of the retained data alone: it adds nothing, and
+those erased from then on start a new sum.
 """
 
 from __future__ import annotations

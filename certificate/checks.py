@@ -6,6 +6,7 @@ Each returns the detail to show when it holds and raises its `VerificationError`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from certificate import merkle
 from certificate.chain import Link, RunningSum, release_shift, running_sum, since_last_retrain, total_epsilon
@@ -40,7 +41,8 @@ def check_noise(predicate: Predicate) -> str:
             f"σ is {sigma!r}; Δ* = {distance!r}, ε = {epsilon!r} and δ - p = {remaining!r} need {needed!r}"
         )
     label = "estimate only: " if predicate.guarantee.estimate else ""
-    return f"{label}σ = {sigma:.6g} ≥ {needed:.6g}, {predicate.noise.calibration}, for ε = {epsilon:g}, δ = {delta:g}"
+    target = f"{predicate.noise.calibration}, for ε = {epsilon:g}, δ = {delta:g}"
+    return f"{label}σ = {sigma:.6g} ≥ {needed:.6g}, {target}"
 
 
 def _needed_sigma(predicate: Predicate, epsilon: float, delta: float, distance: float) -> float:
@@ -87,7 +89,7 @@ def _check_links(links: Sequence[Link]) -> None:
         raise ChainBroken(
             f"the certificate is number {current.index} of its chain and the pack holds no earlier one"
         )
-    for older, newer in zip(links, links[1:], strict=False):
+    for older, newer in pairwise(links):
         if newer.previous_digest != older.digest:
             raise ChainBroken(f"link {newer.index} does not name link {older.index} as its predecessor")
         if newer.index != older.index + 1:
@@ -159,7 +161,7 @@ def _total(lifetime: Lifetime) -> str:
 
 
 def check_log(pack: Pack, envelope_digest: str, keys: KeySet, since: EarlierHead | None) -> str:
-    """Line 7: the envelope's digest is the leaf at its place, under a signed head that extends the earlier one."""
+    """Line 7: the envelope's digest is the leaf at its place, under a head that extends the earlier one."""
     head = verify_checkpoint(pack.log.checkpoint, keys)
     leaf = merkle.leaf_hash(bytes.fromhex(envelope_digest))
     path = [bytes.fromhex(step) for step in pack.log.path]

@@ -1,7 +1,7 @@
 """Commitments that reveal nothing: to the subjects of a deletion set, and to the retained data.
 
-A subject is committed to in two steps, so that every field of a receipt is bound even for a reader who does not
-know the identifier:
+A subject is committed to in two steps, so that every field of a receipt is bound even for a reader who does
+not know the identifier:
 
     commitment = H(domain, salt, subject identifier)
     leaf       = H(domain, salt, request id, commitment)

@@ -99,7 +99,8 @@ def check_signature(
     if envelope.payload_type != payload_type:
         raise SignatureInvalid(f"the payload is {printable(envelope.payload_type)!r}, not {payload_type!r}")
     message = pae(envelope.payload_type, envelope.payload)
-    return [_check_one(signature, message, keys, position) for signature in envelope.signatures][0]
+    signed_by = [_check_one(signature, message, keys, position) for signature in envelope.signatures]
+    return signed_by[0]
 
 
 def _check_one(signature: Signature, message: bytes, keys: KeySet, position: int | None) -> PublicKey:

@@ -1,7 +1,7 @@
 """The evidence record: the exact, un-noised values behind a certificate.
 
-Restricted, because none of it is covered by (ε, δ). The certificate commits to it; whoever may read it can check
-that it opens the commitment and that it supports the bound.
+Restricted, because none of it is covered by (ε, δ). The certificate commits to it; whoever may read it can
+check that it opens the commitment and that it supports the bound.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LanczosRun(Record):
 
 
 class Curvature(Record):
-    """What rule B2 needs at the final point: μ₀, the Lipschitz constant M of the Hessian on a ball, h = M·G/μ₀²."""
+    """What rule B2 needs at the final point: μ₀, the Hessian's Lipschitz bound M on a ball, h = M·G/μ₀²."""
 
     floor: float
     runs: tuple[LanczosRun, ...]
@@ -58,7 +58,7 @@ class Curvature(Record):
 
 
 class Shift(Record):
-    """How the deletion moved the class mix: counts in D, F and R; KL(P_D‖P_R) is null when a class vanished."""
+    """How the class mix moved: counts in D, F and R; KL(P_D‖P_R) is null when a class vanished."""
 
     original: dict[Text, Count]
     erased: dict[Text, Count]
@@ -77,7 +77,7 @@ class Utility(Record):
 
 
 class EvidenceRecord(Record):
-    """`distance` is the certified Δ, `posterior_distance` B1/B2 at a baseline's output, as a second figure."""
+    """`distance` is the certified Δ; `posterior_distance` is B1 or B2 at a baseline's output."""
 
     format: Literal["urn:lethe:evidence:v1"] = "urn:lethe:evidence:v1"
     certificate_id: Uuid7

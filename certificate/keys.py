@@ -38,7 +38,7 @@ class SigningKey:
 
     def __init__(self, private: ec.EllipticCurvePrivateKey) -> None:
         if not isinstance(private.curve, ec.SECP256R1):
-            raise ValueError(f"the key is on {private.curve.name}; certificates are signed with P-256")
+            raise ValueError(f"the key is on {private.curve.name}; certificates are signed with P-256")  # noqa: TRY004
         self._private = private
         self._public_pem = _pem_of(private.public_key())
         self._key_id = key_id_of(private.public_key())

@@ -27,7 +27,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 def append_nodes(size: int, leaf: bytes, node: NodeReader) -> list[Node]:
-    """Nodes to write when the leaf hash `leaf` joins a tree of `size` leaves: itself and what it completes."""
+    """Nodes to write when the leaf hash `leaf` joins a tree of `size`: itself and what it completes."""
     written: list[Node] = [(0, size, leaf)]
     level, index, value = 0, size, leaf
     while index % 2 == 1:
@@ -159,7 +159,7 @@ def reads_of(computation: Callable[[NodeReader], T]) -> list[tuple[int, int]]:
 
 
 class MemoryTree:
-    """The tree in a dictionary: a deletion set's commitments, and the model every other store is tested against."""
+    """The tree in a dictionary: for a deletion set, and as the model other stores are tested against."""
 
     def __init__(self, leaves: Sequence[bytes] = ()) -> None:
         self.nodes: dict[tuple[int, int], bytes] = {}

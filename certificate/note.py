@@ -1,8 +1,8 @@
 """Signed tree heads as C2SP tlog-checkpoint notes.
 
 https://c2sp.org/signed-note and https://c2sp.org/tlog-checkpoint. Signature type 0x02, ECDSA: the key hash is
-the first four bytes of the SHA-256 of the DER SubjectPublicKeyInfo (our key id), the signature is DER over the
-SHA-256 of the note's text, final newline included.
+the first four bytes of the SHA-256 of the DER SubjectPublicKeyInfo (our key id), the signature is DER over
+the SHA-256 of the note's text, final newline included.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import base64
 import re
 from dataclasses import dataclass
 
-from certificate.errors import LogProofInvalid, SignatureInvalid
 from certificate.envelope import from_base64, window
+from certificate.errors import LogProofInvalid, SignatureInvalid
 from certificate.keys import KeySet, PublicKey, Signer
 from certificate.records import printable
 

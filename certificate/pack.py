@@ -29,7 +29,7 @@ class LinkSummary(Record):
 
 
 class Predecessor(Record):
-    """An earlier certificate of the same model: its envelope's exact bytes, or a summary on the issuer's word."""
+    """An earlier certificate of the model: its envelope's exact bytes, or a summary on the issuer's word."""
 
     envelope: Base64 | None = None
     summary: LinkSummary | None = None
@@ -68,7 +68,7 @@ class EarlierHead(Record):
 
 
 class Pack(Record):
-    """`predecessors` run from the oldest needed (the last retrain, or the first certificate) to the previous one."""
+    """`predecessors` run from the last retrain, or the first certificate, to the previous one."""
 
     format: Literal["urn:lethe:pack:v1"] = "urn:lethe:pack:v1"
     envelope: Base64

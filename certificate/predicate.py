@@ -1,7 +1,7 @@
 """The predicate of a certificate, version 1: what is public about one release.
 
-Inequalities against the policy only. Exact norms, distances, Ritz values and timings are un-noised functions of
-the data and live in the evidence record.
+Inequalities against the policy only. Exact norms, distances, Ritz values and timings are un-noised functions
+of the data and live in the evidence record.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class DeletionSet(Record):
 
 
 class Assumption(Record):
-    """Something the guarantee rests on and the certificate does not prove; `basis` says why it is believed."""
+    """What the guarantee rests on and the certificate does not prove; `basis` says why it is believed."""
 
     name: Text
     basis: Text
@@ -120,7 +120,7 @@ class Noise(Record):
 
 
 class Lifetime(Record):
-    """The running sum since the last retrain, this release included (shift s = Δ*/σ, not the achieved distance).
+    """The running sum since the last retrain, this release included; shift s = Δ*/σ, not the achieved Δ.
 
     `assurance` is the weakest among the summed releases; `epsilon_total` is null when that is heuristic.
     """

@@ -66,7 +66,7 @@ def issue_receipts(commitments: Sequence[SubjectCommitment], *, certificate_dige
 def verify_receipt(
     receipt: Receipt, *, certificate_digest: str, deletion_set: DeletionSet, subject_id: str | None = None
 ) -> None:
-    """Raise unless the receipt leads to this certificate; with `subject_id`, unless it is about that subject."""
+    """Raise unless the receipt leads to this certificate and, when `subject_id` is given, is about it."""
     if receipt.certificate_digest != certificate_digest:
         raise ReceiptInvalid("the receipt is for another certificate")
     entry = SubjectCommitment(receipt.request_id, receipt.salt, receipt.commitment)

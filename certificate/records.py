@@ -1,4 +1,4 @@
-"""The base of every record, its value types, and the two JSON habits: strict reading, deterministic writing."""
+"""The base of every record, its value types, and two JSON habits: strict reading, deterministic writing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """How far two computations of one number may differ.
 
 The issuer's and the verifier's `exp`, `log` and `erfc` may differ in the last digits. One part in 10¹² is
-thousands of such digits and nothing else: a σ too small by more is refused, a distance or a sum too small by more
-as well. Rounding to the safe side has already happened when the number was made.
+thousands of such digits and nothing else: a σ, a distance or a sum too small by more is refused. Rounding to
+the safe side has already happened when the number was made.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ PROVES = (
     "σ, (ε, δ) and the lifetime's sum follow from the numbers stated",
 )
 DOES_NOT_PROVE = (
-    "that the issuer measured honestly, ran what it says, or held no other copies: for that there is the replay audit",
+    "that the issuer measured honestly or ran what it says: for that there is the replay audit",
     "anything about the assumptions listed in the certificate",
 )
 KEYS_FROM_PACK = (
@@ -46,7 +46,7 @@ KEYS_FROM_PACK = (
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the checklist. `ok` is None for a check nobody asked for; one that could not run is False."""
+    """One line of the checklist. `ok` is None for a check nobody asked for, False if it could not run."""
 
     number: int
     title: str
@@ -96,7 +96,7 @@ def verify(
     keys: KeySet | bytes | None = None,
     subject: str | None = None,
 ) -> Report:
-    """Run the checklist. `keys` pins the issuer's keys; without it those in the pack are used, and the report says so.
+    """Run the checklist. `keys` pins the issuer's keys; else the pack's are used, and the report says so.
 
     Raises `UnusableInput` when a document cannot be read at all; everything else is a line of the report.
     """
@@ -168,7 +168,8 @@ def _check_statement(envelope: Envelope | None) -> tuple[Statement | None, Line]
     def check() -> str:
         parsed.append(parse(envelope.payload))
         predicate = parsed[0].predicate
-        return f"certificate {predicate.certificate_id}, {printable(predicate.model)} version {predicate.version}"
+        model = printable(predicate.model)
+        return f"certificate {predicate.certificate_id}, {model} version {predicate.version}"
 
     line = _line(StatementUnreadable, check)
     return (parsed[0] if parsed else None), line
