@@ -59,13 +59,13 @@ def up(
     data_dir: Annotated[Path | None, typer.Option(help="Data folder.")] = None,
 ) -> None:
     """Serve everything on embedded defaults until Ctrl-C."""
-    from app.supervisor import AlreadyRunning, Supervisor
+    from app.supervisor import StartError, Supervisor
 
     given = {"host": host, "port": port, "data_dir": data_dir}
     settings = settings_or_exit().model_copy(update={k: v for k, v in given.items() if v is not None})
     try:
         code = Supervisor(settings).run()
-    except AlreadyRunning as problem:
+    except StartError as problem:
         raise refuse(str(problem)) from None
     raise typer.Exit(code)
 

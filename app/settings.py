@@ -76,10 +76,6 @@ class Settings(BaseSettings):
         return self.storage_url or f"file://{self.data_dir.absolute() / 'storage'}"
 
     @property
-    def redis_socket(self) -> Path:
-        return self.data_dir.absolute() / "redis" / "redis.sock"
-
-    @property
     def signing_key_path(self) -> Path:
         return self.signing_key_file or self.data_dir / "keys" / "signing.pem"
 

@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import os
 from pathlib import Path
+from uuid import UUID
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -30,6 +31,11 @@ class Vault:
 
     def keyed_hash(self, text: str, *, purpose: str) -> bytes:
         return hmac.digest(self._mac_key, purpose.encode() + b"\0" + text.encode(), hashlib.sha256)
+
+
+def row_of(task_id: UUID, ordinal: int) -> str:
+    """What a ciphertext is bound to: it opens in its own row only."""
+    return f"{task_id}/{ordinal}"
 
 
 def _derive(key: bytes, purpose: bytes) -> bytes:

@@ -212,23 +212,24 @@ class LogNode(Base):
 
 
 class LogHead(Base):
-    """One signed tree head per size; the row of the largest size is the head."""
+    """The one row that holds the newest signed tree head; whoever appends locks it first."""
 
-    __tablename__ = "log_heads"
-    size: Mapped[int] = mapped_column(BigInteger(), primary_key=True, autoincrement=False)
-    root: Mapped[bytes] = mapped_column(LargeBinary(32))
+    __tablename__ = "log_head"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    size: Mapped[int] = mapped_column(BigInteger())
     note: Mapped[str] = mapped_column(String(2000))
-    created_at: Mapped[datetime] = mapped_column(default=now)
+    signed_at: Mapped[datetime] = mapped_column(default=now)
 
 
 class SigningKeyRecord(Base):
-    """Public halves only."""
+    """Public halves only; valid for the places [valid_from, valid_until) of the log."""
 
     __tablename__ = "signing_keys"
     key_id: Mapped[str] = mapped_column(String(64), primary_key=True)
     public_pem: Mapped[str] = mapped_column(String(1000))
-    valid_from: Mapped[datetime] = mapped_column(default=now)
-    valid_until: Mapped[datetime | None]
+    valid_from: Mapped[int] = mapped_column(BigInteger())
+    valid_until: Mapped[int | None] = mapped_column(BigInteger())
+    added_at: Mapped[datetime] = mapped_column(default=now)
 
 
 class Lease(Base):

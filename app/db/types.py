@@ -41,8 +41,8 @@ class Base(DeclarativeBase):
     type_annotation_map = {  # noqa: RUF012
         datetime: UtcDateTime(),
         UUID: Uuid(),
-        dict[str, Any]: JSON().with_variant(JSONB(), "postgresql"),
-        list[Any]: JSON().with_variant(JSONB(), "postgresql"),
+        dict[str, Any]: JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql"),
+        list[Any]: JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql"),
     }
 
 

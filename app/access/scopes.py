@@ -1,0 +1,14 @@
+"""What a key may do."""
+
+from enum import StrEnum
+
+
+class Scope(StrEnum):
+    ERASURES_WRITE = "erasures:write"
+    ERASURES_READ = "erasures:read"
+    MODELS_ADMIN = "models:admin"
+    MODELS_READ = "models:read"
+    CHECKPOINTS_READ = "checkpoints:read"
+    CERTIFICATES_READ = "certificates:read"
+    AUDIT_READ = "audit:read"
+    ADMIN = "admin"  # everything, within its tenant

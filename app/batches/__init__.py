@@ -1,0 +1,1 @@
+"""Deletion sets and what happens to them."""

@@ -1,0 +1,89 @@
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated
+from uuid import UUID
+
+import anyio
+from fastapi import APIRouter, Header, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
+
+from app.access.guard import CanReadModels, ServicesOf
+from app.batches import repository, service
+from app.batches.schemas import BatchShown
+from app.bootstrap import Services
+from app.db.tables import Batch
+from app.paging import Cursor, Limit, Page, paged
+
+router = APIRouter(prefix="/v1/batches", tags=["batches"])
+POLL_SECONDS = 0.3
+KEEP_ALIVE_SECONDS = 15
+
+
+@router.get("")
+def list_batches(
+    caller: CanReadModels, services: ServicesOf, limit: Limit = 50, cursor: Cursor = None
+) -> Page[BatchShown]:
+    """Newest first."""
+    with services.database.reading() as session:
+        return paged(
+            session,
+            repository.of_tenant(caller.tenant_id),
+            Batch.id,
+            limit=limit,
+            cursor=cursor,
+            show=lambda batch: service.shown(session, batch),
+        )
+
+
+@router.get("/{batch_id}")
+def get_batch(batch_id: UUID, caller: CanReadModels, services: ServicesOf) -> BatchShown:
+    """State, step, progress, attempts, and what came of it."""
+    with services.database.reading() as session:
+        return service.shown(session, service.get(session, caller.tenant_id, batch_id))
+
+
+@router.get(
+    "/{batch_id}/events",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
+async def follow_batch(
+    batch_id: UUID,
+    request: Request,
+    caller: CanReadModels,
+    services: ServicesOf,
+    last_event_id: Annotated[str | None, Header(description="Resume after this event.")] = None,
+) -> StreamingResponse:
+    """Server-sent events until the batch ends; `Last-Event-ID` resumes."""
+    await run_in_threadpool(get_batch, batch_id, caller, services)
+    last = int(last_event_id) if last_event_id and last_event_id.isdecimal() and len(last_event_id) < 19 else 0
+    stream = _events(services, batch_id, last, request)
+    return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+async def _events(services: Services, batch_id: UUID, last: int, request: Request) -> AsyncIterator[str]:
+    """Each look is a read of its own: no transaction is held while waiting."""
+    quiet = 0.0
+    while not await request.is_disconnected():
+        lines, last, ended = await run_in_threadpool(_look, services, batch_id, last)
+        for line in lines:
+            yield line
+        if ended:
+            return
+        quiet = 0.0 if lines else quiet + POLL_SECONDS
+        if quiet >= KEEP_ALIVE_SECONDS:
+            quiet = 0.0
+            yield ": still here\n\n"
+        await anyio.sleep(POLL_SECONDS)
+
+
+def _look(services: Services, batch_id: UUID, last: int) -> tuple[list[str], int, bool]:
+    with services.database.reading() as session:
+        ended = session.get_one(Batch, batch_id).state in service.ENDED
+        events = repository.events_after(session, batch_id, last)
+    lines = [
+        f"id: {event.id}\nevent: {event.kind}\ndata: {json.dumps(event.data | {'at': event.at.isoformat()})}\n\n"
+        for event in events
+    ]
+    return lines, events[-1].id if events else last, ended

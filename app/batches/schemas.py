@@ -1,0 +1,25 @@
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from pydantic import BaseModel, Field
+
+from app.db.states import BatchState, HeldReason
+
+
+class BatchShown(BaseModel):
+    id: UUID
+    model: str
+    state: BatchState
+    sealed_because: str
+    step: str | None
+    subjects: int
+    records: int | None = Field(description="Training rows that belong to the subjects.")
+    attempt: int
+    progress: dict[str, Any] | None
+    held_reason: HeldReason | None
+    error: str | None
+    version: int | None
+    certificate_id: UUID | None
+    sealed_at: datetime
+    completed_at: datetime | None

@@ -1,0 +1,72 @@
+"""Certificates and the log as anyone may read them. The gateway holds no private key: it signs nothing."""
+
+from uuid import UUID
+
+from sqlalchemy.orm import Session
+
+from app.certificates import repository
+from app.certificates.schemas import ConsistencyProof, InclusionProof
+from app.db.tables import Certificate, LogHead
+from app.errors import InvalidRequest, NotFound
+from certificate import envelope, merkle
+from certificate.keys import KeySet, PublicKey
+from certificate.pack import Pack, build_pack
+
+
+def get(session: Session, certificate_id: UUID, tenant_id: UUID | None) -> Certificate:
+    found = repository.by_id(session, certificate_id, tenant_id)
+    if found is None:
+        raise NotFound("There is no such certificate.")
+    return found
+
+
+def key_set(session: Session) -> KeySet:
+    return KeySet(
+        keys=tuple(
+            PublicKey(
+                key_id=record.key_id,
+                pem=record.public_pem,
+                valid_from=record.valid_from,
+                valid_until=record.valid_until,
+            )
+            for record in repository.signing_keys(session)
+        )
+    )
+
+
+def pack(session: Session, certificate: Certificate) -> Pack:
+    """Everything offline verification needs, against the newest tree head."""
+    proof = inclusion(session, certificate.log_index)
+    return build_pack(
+        envelope=envelope.parse(certificate.envelope),
+        checkpoint=proof.checkpoint,
+        index=proof.index,
+        path=[bytes.fromhex(step) for step in proof.path],
+        keys=key_set(session),
+        predecessors=[envelope.parse(link.envelope) for link in repository.chain_before(session, certificate)],
+    )
+
+
+def head(session: Session) -> LogHead:
+    found = repository.log_head(session)
+    if found is None:
+        raise NotFound("The log is empty: no certificate was issued yet.")
+    return found
+
+
+def inclusion(session: Session, index: int) -> InclusionProof:
+    top = head(session)
+    if not 0 <= index < top.size:
+        raise NotFound(f"The log has {top.size} leaves.")
+    path = merkle.inclusion_proof(index, top.size, repository.node_reader(session))
+    return InclusionProof(index=index, size=top.size, path=[step.hex() for step in path], checkpoint=top.note)
+
+
+def consistency(session: Session, old_size: int) -> ConsistencyProof:
+    top = head(session)
+    if not 0 <= old_size <= top.size:
+        raise InvalidRequest(f"The log has {top.size} leaves.")
+    path = merkle.consistency_proof(old_size, top.size, repository.node_reader(session))
+    return ConsistencyProof(
+        old_size=old_size, new_size=top.size, path=[step.hex() for step in path], checkpoint=top.note
+    )

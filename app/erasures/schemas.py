@@ -1,0 +1,51 @@
+from datetime import datetime
+from typing import Annotated
+from uuid import UUID
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from app.db.states import SubjectOutcome, TaskState
+from app.models.schemas import NAME
+
+NO_CONTROLS = r"^[^\x00-\x1f\x7f]+$"
+SubjectId = Annotated[str, Field(min_length=1, max_length=256, pattern=NO_CONTROLS)]
+Short = Annotated[str, Field(min_length=1, max_length=200, pattern=NO_CONTROLS)]
+
+EXAMPLE = {"subjects": ["patient-0042"], "models": ["digits"], "reference": "case-17", "jurisdiction": "GDPR"}
+
+
+class ErasureRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [EXAMPLE]})
+
+    subjects: list[SubjectId] = Field(
+        min_length=1, max_length=10_000, description="Identifiers as in the column subject_id of the datasets."
+    )
+    models: list[Annotated[str, Field(pattern=NAME)]] | None = Field(
+        None, min_length=1, max_length=1000, description="Omitted: every model of the tenant."
+    )
+    reference: Short | None = Field(None, description="Your own case number; never an identifier of the person.")
+    reason: Short | None = None
+    jurisdiction: Annotated[str, Field(max_length=50, pattern=NO_CONTROLS)] | None = None
+    received_at: AwareDatetime | None = Field(None, description="When the person asked; omitted: now.")
+
+
+class TaskShown(BaseModel):
+    model: str
+    state: TaskState
+    batch_id: UUID | None
+    version: int | None = Field(description="The version from which the subjects are erased.")
+    certificate_id: UUID | None
+    outcomes: dict[SubjectOutcome, int] = Field(description="How many subjects ended how.")
+
+
+class ErasureShown(BaseModel):
+    id: UUID
+    state: TaskState
+    subjects: int
+    reference: str | None
+    reason: str | None
+    jurisdiction: str | None
+    received_at: datetime
+    due_at: datetime
+    overdue: bool
+    tasks: list[TaskShown]

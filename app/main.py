@@ -1,0 +1,83 @@
+"""The app factory, and the server around it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypedDict
+
+import uvicorn
+from fastapi import FastAPI
+
+from app import health, logs, problems
+from app.access.endpoints import router as access
+from app.batches.endpoints import router as batches
+from app.bootstrap import Services
+from app.certificates.endpoints import router as certificates
+from app.erasures.endpoints import router as erasures
+from app.middleware import BodyLimit, Metrics, Surround
+from app.models.endpoints import router as models
+from app.settings import Settings
+from app.version import VERSION
+from app.versions.endpoints import router as versions
+
+DESCRIPTION = """
+Erases people from trained models, and proves it. Post an erasure, follow it, download the certified
+checkpoint, and verify the certificate offline.
+
+Errors are `application/problem+json` (RFC 9457). Lists are paged by cursor.
+"""
+
+
+class State(TypedDict):
+    """What endpoints find on `request.state`."""
+
+    services: Services
+    metrics: Metrics
+
+
+def create_app(settings: Settings) -> FastAPI:
+    services, metrics = Services(settings), Metrics()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[State]:
+        yield State(services=services, metrics=metrics)
+        services.close()
+
+    app = FastAPI(
+        title="Lethe",
+        version=VERSION,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        responses={"4XX": {"description": "A problem.", "content": {"application/problem+json": {"schema": PROBLEM}}}},
+    )
+    for router in (health.router, access, models, versions, erasures, batches, certificates):
+        app.include_router(router)
+    problems.install(app)
+    app.add_middleware(BodyLimit, settings=settings)
+    app.add_middleware(Surround, metrics=metrics)
+    return app
+
+
+PROBLEM = {
+    "type": "object",
+    "required": ["type", "title", "status"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "instance": {"type": "string"},
+    },
+}
+
+
+def serve(settings: Settings) -> None:
+    logs.configure(settings)
+    uvicorn.run(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=10,
+    )

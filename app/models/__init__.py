@@ -1,0 +1,1 @@
+"""Models: manifest, data, registration."""

@@ -1,0 +1,81 @@
+"""Every error leaves as RFC 9457 problem+json; none repeats what the caller sent."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import OperationalError
+from starlette.exceptions import HTTPException
+
+from app import errors, logs
+
+log = logs.get("gateway")
+_BY_STATUS: dict[int, type[errors.ServiceError]] = {
+    404: errors.NotFound,
+    405: errors.MethodNotAllowed,
+    413: errors.BodyTooLarge,
+}
+
+
+class Problem(JSONResponse):
+    media_type = "application/problem+json"
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(errors.ServiceError, _service_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(OperationalError, _database_error)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def respond(request: Request, error: errors.ServiceError) -> Problem:
+    request_id = getattr(request.state, "request_id", "")
+    document = error.problem(instance=f"urn:lethe:request:{request_id}" if request_id else "")
+    return Problem(document, status_code=error.status, headers=error.headers)
+
+
+async def _service_error(request: Request, error: Exception) -> Problem:
+    assert isinstance(error, errors.ServiceError)
+    return respond(request, error)
+
+
+async def _validation_error(request: Request, error: Exception) -> Problem:
+    assert isinstance(error, RequestValidationError)
+    found = [{"at": _pointer(e["loc"]), "message": e["msg"], "type": e["type"]} for e in error.errors()[:50]]
+    return respond(request, errors.InvalidRequest("; ".join(f"{e['at']}: {e['message']}" for e in found[:5]), found))
+
+
+async def _http_error(request: Request, error: Exception) -> Problem:
+    assert isinstance(error, HTTPException)
+    known = _BY_STATUS.get(error.status_code)
+    if known is not None:
+        return respond(request, known(error.detail, headers=dict(error.headers or {})))
+    other = errors.ServiceError(error.detail, headers=dict(error.headers or {}))
+    other.status, other.title = error.status_code, error.detail
+    return respond(request, other)
+
+
+async def _database_error(request: Request, error: Exception) -> Problem:
+    log.error("database unavailable", kind=type(error).__name__)
+    return respond(request, errors.Unavailable("The database cannot be reached.", headers={"Retry-After": "5"}))
+
+
+async def _unexpected(request: Request, error: Exception) -> Problem:
+    # The traceback shows code, not values: locals and messages may hold what a caller sent.
+    log.error("unexpected error", kind=type(error).__name__, where=_where(error))
+    return respond(request, errors.ServiceError("Something went wrong; the request id finds it in the log."))
+
+
+def _where(error: BaseException) -> list[str]:
+    frames, trace = [], error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        frames.append(f"{code.co_filename}:{trace.tb_lineno} {code.co_name}")
+        trace = trace.tb_next
+    return frames[-8:]
+
+
+def _pointer(location: tuple[Any, ...]) -> str:
+    return "/".join(str(step) for step in location)

@@ -1,0 +1,1 @@
+"""How far a deletion moved the data, and what it did to the model."""

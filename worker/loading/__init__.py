@@ -1,0 +1,1 @@
+"""Datasets, checkpoints and model families, as the engine wants them."""

@@ -1,0 +1,1 @@
+"""One erasure batch, from sealed to published: one stage per file."""
