@@ -1,0 +1,52 @@
+# Two images of one source: `gateway` (the HTTP API, the dispatcher, migrations; no torch) and `worker`.
+#   docker build --target gateway -t lethe-gateway .
+#   docker build --target worker  -t lethe-worker  .
+
+FROM python:3.11.14-slim-bookworm AS base
+ENV PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    PYTHONSAFEPATH=1 \
+    PATH=/opt/lethe/bin:$PATH
+
+FROM base AS source
+WORKDIR /source
+RUN python -m venv /opt/lethe
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY certificate ./certificate
+COPY client ./client
+COPY migrations ./migrations
+COPY app ./app
+COPY worker ./worker
+
+FROM source AS gateway-build
+RUN --mount=type=cache,target=/root/.cache/pip pip install -c constraints.txt '.[gateway]'
+
+FROM source AS worker-build
+RUN --mount=type=cache,target=/root/.cache/pip pip install -c constraints.txt '.[worker]'
+
+FROM base AS runtime
+# The number is fixed so that mounted key files and volumes can be given to it.
+RUN groupadd --gid 10001 lethe \
+    && useradd --uid 10001 --gid lethe --home-dir /var/lib/lethe --shell /usr/sbin/nologin lethe \
+    && install -d -o lethe -g lethe -m 0700 /var/lib/lethe /var/lib/lethe/storage
+ENV LETHE_DATA_DIR=/var/lib/lethe
+WORKDIR /var/lib/lethe
+USER 10001:10001
+ENTRYPOINT ["lethe"]
+
+FROM runtime AS worker
+COPY --from=worker-build /opt/lethe /opt/lethe
+# A worker that ends takes its container with it; what is left to ask is whether it reaches its parts.
+HEALTHCHECK --interval=30s --timeout=20s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "from app.bootstrap import Services; from app.settings import load_settings; s = Services(load_settings()); s.database.check(); s.redis.ping(); s.storage.check()"]
+CMD ["worker"]
+
+# Last, so that it is what a build without a target makes.
+FROM runtime AS gateway
+COPY --from=gateway-build /opt/lethe /opt/lethe
+ENV LETHE_HOST=0.0.0.0 \
+    LETHE_PORT=8420
+EXPOSE 8420
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 \
+    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8420/healthz', timeout=4)"]
+CMD ["gateway"]

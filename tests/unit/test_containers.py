@@ -1,0 +1,153 @@
+"""The container files name only commands and settings that exist, and their linter notices faults."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app.settings import load_settings
+from client.cli import app as command_line
+from tests import lint_containers
+from tests.lint_containers import ROOT, instructions, lineage, main, own_rules
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
+PARTS = instructions(DOCKERFILE)
+OURS = {name: service for name, service in COMPOSE["services"].items() if "build" in service}
+
+
+def commands() -> set[str]:
+    """What `lethe` understands: its own verbs, and those packaging declares for the server."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    own = {command.name or command.callback.__name__ for command in command_line.registered_commands}
+    return own | set(project["entry-points"]["lethe.commands"])
+
+
+def image_environment(stage: str) -> dict[str, str]:
+    pairs = [
+        pair.split("=", 1)
+        for part in lineage(PARTS, stage)
+        if part.word == "ENV"
+        for pair in part.rest.split()
+    ]
+    return dict(pairs)
+
+
+def test_every_command_the_images_name_exists() -> None:
+    for stage in ("gateway", "worker"):
+        words = {part.word: part.rest for part in lineage(PARTS, stage)}
+        assert json.loads(words["ENTRYPOINT"]) == ["lethe"]
+        assert json.loads(words["CMD"])[0] in commands()
+
+
+def test_every_command_the_services_name_exists() -> None:
+    assert {service["command"][0] for service in OURS.values()} == {
+        "migrate",
+        "gateway",
+        "dispatcher",
+        "worker",
+    }
+    for service in OURS.values():
+        assert service["command"][0] in commands()
+        assert "entrypoint" not in service
+
+
+def test_the_console_command_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"]["lethe"] == "client.cli:main"
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_the_settings_of_each_service_load(name: str) -> None:
+    """An unknown or malformed LETHE_ variable would stop the container at its start."""
+    given = image_environment(OURS[name]["build"]["target"]) | OURS[name]["environment"]
+    settings = load_settings({key: value for key, value in given.items() if key.startswith("LETHE_")})
+    assert settings.database.startswith("postgresql+psycopg://")
+    assert settings.redis_url.startswith("redis://")
+
+
+def test_only_the_worker_holds_the_signing_key() -> None:
+    holders = {name for name, service in OURS.items() if "signing_key" in service.get("secrets", [])}
+    assert holders == {"worker"}
+    named = {name for name, service in OURS.items() if "LETHE_SIGNING_KEY_FILE" in service["environment"]}
+    assert named == {"worker"}
+
+
+def test_storage_is_one_volume_for_all_who_use_it() -> None:
+    folder = OURS["worker"]["environment"]["LETHE_STORAGE_URL"].removeprefix("file://")
+    for name in ("gateway", "dispatcher", "worker"):
+        assert f"storage:{folder}" in OURS[name]["volumes"]
+
+
+def test_every_server_part_waits_for_the_schema() -> None:
+    for name in ("gateway", "dispatcher", "worker"):
+        assert OURS[name]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
+
+
+def test_only_the_worker_image_has_torch() -> None:
+    installed = {part.stage: part.rest for part in PARTS if part.word == "RUN" and "pip install" in part.rest}
+    assert "'.[gateway]'" in installed["gateway-build"]
+    assert "'.[worker]'" in installed["worker-build"]
+    assert all("-c constraints.txt" in line for line in installed.values())
+
+
+def test_the_files_as_they_are_have_no_faults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main() == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        ("USER 10001:10001", "USER root", "runs as root"),
+        ("python:3.11.14-slim-bookworm", "python:latest", "not pinned"),
+        ('CMD ["gateway"]', "CMD lethe gateway", "needs CMD in exec form"),
+        ("FROM runtime AS worker", "FROM runtime AS laborer", "no stage worker"),
+    ],
+)
+def test_a_fault_in_the_dockerfile_is_noticed(before: str, after: str, fault: str) -> None:
+    assert before in DOCKERFILE
+    assert any(fault in found for found in own_rules(DOCKERFILE.replace(before, after), COMPOSE_TEXT))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        ("valkey/valkey:8.1.3", "valkey/valkey", "not pinned"),
+        ("- storage:/var/lib", "- storrage:/var/lib", "names storrage, which is not declared"),
+        ("      target: worker", "      target: workers", "no stage workers"),
+        ("${VALKEY_PASSWORD:?set it in .env}", "${VALKEY_PASSWORD}", "has no :?"),
+        ('restart: "no"', "restart: always", "but it is restarted"),
+        ('    healthcheck:\n      test: ["CMD"', '    labels:\n      test: ["CMD"', "has no health check"),
+    ],
+)
+def test_a_fault_in_the_compose_file_is_noticed(before: str, after: str, fault: str) -> None:
+    assert before in COMPOSE_TEXT
+    assert any(fault in found for found in own_rules(DOCKERFILE, COMPOSE_TEXT.replace(before, after)))
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "fault"),
+    [
+        ("Dockerfile", "WORKDIR /source", "WORKDIR source", "DL3000"),
+        ("docker-compose.yml", "stop_grace_period: 2m", "stop_grace_periods: 2m", "stop_grace_periods"),
+    ],
+)
+def test_the_tools_are_really_asked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    before: str,
+    after: str,
+    fault: str,
+) -> None:
+    for name, text in (("Dockerfile", DOCKERFILE), ("docker-compose.yml", COMPOSE_TEXT)):
+        assert name != file or before in text
+        (tmp_path / name).write_text(text.replace(before, after) if name == file else text)
+    monkeypatch.setattr(lint_containers, "ROOT", tmp_path)
+    assert main() == 1
+    assert fault in capsys.readouterr().out
