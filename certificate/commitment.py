@@ -63,7 +63,7 @@ def deletion_tree(
 
 
 def deletion_root(commitments: Sequence[SubjectCommitment]) -> str:
-    """What `DeletionSet.root` holds."""
+    """What `DeletionSet.root` holds; its `subjects` is the number of distinct commitments."""
     return deletion_tree(commitments)[0].root().hex()
 
 

@@ -49,9 +49,13 @@ class Objective(Record):
 
 
 class DeletionSet(Record):
-    """The erased records as a number and a commitment. `root` is the Merkle root of salted commitments."""
+    """The erased records as numbers and a commitment.
+
+    `root` is the Merkle root of the salted commitments, one leaf for each of the `subjects`.
+    """
 
     requests: Count
+    subjects: Count
     records: Count
     root: Sha256
     class_histogram: dict[Text, Count] | None = None

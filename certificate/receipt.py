@@ -6,9 +6,9 @@ A receipt holds no identifier. Its holder knows theirs and can open the commitme
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime
 
 from certificate.commitment import SubjectCommitment, commit_subject, deletion_tree, subject_digest
 from certificate.envelope import Envelope, check_signature, parse, sign
@@ -29,7 +29,6 @@ class Receipt(Record):
     salt: Salt
     commitment: Sha256
     leaf_index: Count
-    set_size: Annotated[int, Field(ge=1, lt=2**53)]
     path: tuple[Sha256, ...]
     certificate_digest: Sha256
 
@@ -55,7 +54,6 @@ def issue_receipts(commitments: Sequence[SubjectCommitment], *, certificate_dige
             salt=entry.salt,
             commitment=entry.commitment,
             leaf_index=places[entry],
-            set_size=tree.size,
             path=tuple(step.hex() for step in tree.inclusion_proof(places[entry])),
             certificate_digest=certificate_digest,
         )
@@ -72,7 +70,7 @@ def verify_receipt(
     entry = SubjectCommitment(receipt.request_id, receipt.salt, receipt.commitment)
     path = [bytes.fromhex(step) for step in receipt.path]
     expected_root = bytes.fromhex(deletion_set.root)
-    if not verify_inclusion(entry.leaf(), receipt.leaf_index, receipt.set_size, path, expected_root):
+    if not verify_inclusion(entry.leaf(), receipt.leaf_index, deletion_set.subjects, path, expected_root):
         raise ReceiptInvalid("the receipt's path does not lead to the deletion set's root")
     _check_subject(receipt.salt, receipt.commitment, subject_id)
 
