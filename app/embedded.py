@@ -146,9 +146,7 @@ def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise EmbeddedServerError(
-            f"{folder} belongs to someone else; remove it or choose a shorter data folder"
-        )
+        raise EmbeddedServerError(f"{folder} is not a plain folder of this user; remove it or use another")
     folder.chmod(0o700)
 
 
