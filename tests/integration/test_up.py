@@ -1,0 +1,266 @@
+"""`lethe up`, as a user runs it: a real process, real children, signals."""
+
+import itertools
+import os
+import re
+import signal
+import socket
+import subprocess
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from pydantic import SecretStr
+
+from app import supervisor
+from app.settings import Settings, load_settings
+from app.supervisor import Child, StartError, environment, free_port
+from tests import eventually
+
+LETHE = str(Path(sysconfig.get_path("scripts"), "lethe"))
+PARTS = ("gateway", "dispatcher", "worker")
+START_SECONDS = 180.0  # a loaded machine of two cores imports slowly
+
+
+class Up:
+    """One `lethe up` on a data folder, with its output in files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data = folder / "data"
+        self._out = folder / f"out-{time.monotonic_ns()}"
+        self._err = self._out.with_suffix(".err")
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.process = subprocess.Popen(
+                [LETHE, "up", "--data-dir", str(self.data), "--port", "0"],
+                cwd=folder,
+                env={name: value for name, value in os.environ.items() if not name.startswith("LETHE_")},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,  # a process group of its own, as a terminal would give it
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    def address(self) -> str:
+        """Where it answers, once it says so."""
+
+        def look() -> re.Match[str] | None:
+            assert self.process.poll() is None, f"it ended: {self.out}{self.err}"
+            return re.search(r"Lethe answers at (http://\S+)", self.out)
+
+        return eventually(look, within=START_SECONDS)[1]
+
+    def key(self) -> str | None:
+        shown = re.findall(r"API key\s+(lethe_\S+)", self.out)
+        assert len(shown) <= 1
+        return shown[0] if shown else None
+
+    def children(self) -> dict[str, psutil.Process]:
+        """The living children by part."""
+        found = {}
+        for child in psutil.Process(self.process.pid).children():
+            try:
+                words = child.cmdline()
+            except psutil.Error:
+                continue
+            if words and child.status() != psutil.STATUS_ZOMBIE:
+                found["queue" if "unixsocket" in words[-1] else words[-1]] = child
+        return found
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self) -> None:
+        """Whatever the test left of it; the children die with it."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    # Where the user stands there may be anything; a file of a name like ours must not be imported for ours.
+    (tmp_path / "app.py").write_text("raise SystemExit('the wrong app was imported')")
+    return tmp_path
+
+
+@pytest.fixture
+def up(home: Path) -> Iterator[Up]:
+    running = Up(home)
+    yield running
+    running.end()
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
+def status(url: str, key: str | None = None) -> int:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        return httpx.get(url, headers=headers, timeout=10, trust_env=False).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+def test_it_serves_and_shows_a_working_key_on_the_first_start_only(up: Up, home: Path) -> None:
+    address = up.address()
+    assert status(f"{address}/readyz") == 200
+    assert set(up.children()) == {"queue", *PARTS}
+    key = up.key()
+    assert status(f"{address}/v1/api-keys") == 401
+    assert status(f"{address}/v1/api-keys", key) == 200
+    assert str(up.data) in up.out
+    assert key not in up.err
+
+    up.process.terminate()
+    assert up.process.wait(60) == 0
+    again = Up(home)
+    try:
+        address = again.address()
+        assert again.key() is None
+        assert status(f"{address}/v1/api-keys", key) == 200
+    finally:
+        again.end()
+
+
+def test_what_it_keeps_is_its_owners_alone(up: Up) -> None:
+    up.address()
+    assert up.data.stat().st_mode & 0o777 == 0o700
+    readable = [path for path in up.data.rglob("*") if path.lstat().st_mode & 0o077]
+    assert readable == []
+
+
+def test_a_second_one_on_the_same_folder_is_refused_in_one_line(up: Up, home: Path) -> None:
+    address = up.address()
+    second = Up(home)
+    try:
+        assert second.process.wait(START_SECONDS) == 2
+    finally:
+        second.end()
+    assert second.out == ""
+    assert second.err.count("\n") == 1
+    assert str(up.data) in second.err
+    assert str(up.process.pid) in second.err
+    assert status(f"{address}/readyz") == 200
+
+
+def test_every_killed_child_is_started_again(up: Up) -> None:
+    address = up.address()
+    before = up.children()
+    for part in ("worker", "dispatcher", "gateway", "queue"):
+        before[part].kill()
+
+    def all_new() -> bool:
+        now = up.children()
+        return set(now) == set(before) and all(now[part].pid != before[part].pid for part in before)
+
+    eventually(all_new, within=START_SECONDS)
+    eventually(lambda: status(f"{address}/readyz") == 200, within=START_SECONDS)
+    assert "killed by SIGKILL" in up.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_stops_everything_in_order(up: Up, number: signal.Signals) -> None:
+    up.address()
+    family = up.descendants()
+    os.killpg(up.process.pid, number)  # as a terminal does: to the whole foreground group
+    assert up.process.wait(90) == 0
+    assert gone(family)
+    assert "did not stop in time" not in up.err
+    assert "ended, starting again" not in up.err
+    assert not (up.data / "redis" / "redis.sock").exists()
+
+
+def test_a_signal_during_the_start_stops_it_too(up: Up) -> None:
+    eventually(lambda: (up.data / "lethe.lock").exists(), within=START_SECONDS)
+    eventually(lambda: "started" in up.err, within=START_SECONDS)
+    family = up.descendants()
+    up.process.terminate()
+    assert up.process.wait(90) == 0
+    assert gone(family)
+
+
+def test_a_killed_supervisor_leaves_no_child_and_no_lock(up: Up, home: Path) -> None:
+    up.address()
+    family = up.descendants()
+    up.process.kill()
+    up.process.wait()
+    eventually(lambda: gone(family))
+    again = Up(home)
+    try:
+        assert status(f"{again.address()}/readyz") == 200
+    finally:
+        again.end()
+
+
+def test_a_port_in_use_is_said_before_anything_starts() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(StartError, match=r"cannot listen on 127\.0\.0\.1 port"):
+            free_port("127.0.0.1", other.getsockname()[1])
+    assert free_port("127.0.0.1", 0) > 0
+
+
+def test_children_get_every_setting_and_only_the_worker_the_signing_key(tmp_path: Path) -> None:
+    settings = Settings(
+        data_dir=tmp_path,
+        port=1234,
+        public_certificates=True,
+        heartbeat_seconds=1.5,
+        signing_key=SecretStr("secret"),
+        deployment_key_file=tmp_path / "key",
+    )
+    for part in PARTS:
+        given = environment(settings, part)
+        assert given["PATH"] == os.environ["PATH"]
+        seen = load_settings({name: value for name, value in given.items() if name.startswith("LETHE_")})
+        assert seen == settings.model_copy(
+            update={} if part == "worker" else {"signing_key": SecretStr("")},
+        )
+
+
+def test_a_child_that_keeps_ending_waits_longer_until_it_is_steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = {"now": 1000.0}
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: clock["now"])
+    starts: list[float] = []
+
+    class Ended:
+        pid, code = 1, 1
+
+        def poll(self) -> int | None:
+            return self.code
+
+    def start() -> Ended:
+        starts.append(clock["now"])
+        return Ended()
+
+    child = Child("part", start)  # type: ignore[arg-type]
+    child.start()
+    while len(starts) < 10:
+        child.tend()
+        clock["now"] += 0.01
+    waits = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert waits == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10, 10], abs=0.05)
+
+    monkeypatch.setattr(Ended, "code", None)
+    clock["now"] += 61
+    child.tend()
+    monkeypatch.setattr(Ended, "code", 1)
+    steady = clock["now"]
+    while len(starts) < 11:
+        child.tend()
+        clock["now"] += 0.01
+    assert starts[-1] - steady == pytest.approx(0.2, abs=0.05)
