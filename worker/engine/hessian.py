@@ -1,0 +1,59 @@
+"""Hessian-vector products of a linear-predictor objective: H·v = (1/k)·Jᵀ(∂²ℓ/∂z²)J·v + λv."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from worker.engine.linear import LinearObjective
+
+
+class CachedHessian:
+    """Rows and their curvature held in memory, in the rows' precision; vectors go in and out in float64."""
+
+    def __init__(self, objective: "LinearObjective", w: Tensor, features: Tensor) -> None:
+        self._objective = objective
+        self._features = features  # (k, width)
+        self._state = objective.curvature(objective.logits(w, features))  # (outputs, k)
+        local = torch.tensor(float(len(features)), dtype=torch.float64, device=objective.device)
+        self._total = float(objective.reduce(local))
+        self.fraction = len(features) / objective.rows.count
+
+    def product(self, v: Tensor) -> Tensor:  # (d,) -> (d,)
+        objective = self._objective
+        bent = objective.curve(self._state, objective.logits(v, self._features))
+        total = objective.reduce(objective.pullback(bent, self._features).to(torch.float64))
+        return total / self._total + objective.lam * v
+
+    def diagonal(self) -> Tensor:  # (d,)
+        objective = self._objective
+        weights = objective.curve_diagonal(self._state)
+        total = objective.reduce(objective.pullback(weights, self._features.square()).to(torch.float64))
+        return total / self._total + objective.lam
+
+
+class StreamedHessian:
+    """All rows in float64, read anew for each product; memory does not depend on their number."""
+
+    fraction = 1.0
+
+    def __init__(self, objective: "LinearObjective", w: Tensor) -> None:
+        self._objective = objective
+        self._w = w
+
+    def product(self, v: Tensor) -> Tensor:  # (d,) -> (d,)
+        objective = self._objective
+        total = torch.zeros_like(v)
+        for x, _ in objective.chunks():
+            state = objective.curvature(objective.logits(self._w, x))
+            total += objective.pullback(objective.curve(state, objective.logits(v, x)), x)
+        return objective.reduce(total) / objective.total + objective.lam * v
+
+    def diagonal(self) -> Tensor:  # (d,)
+        objective = self._objective
+        total = torch.zeros_like(self._w)
+        for x, _ in objective.chunks():
+            state = objective.curvature(objective.logits(self._w, x))
+            total += objective.pullback(objective.curve_diagonal(state), x.square())
+        return objective.reduce(total) / objective.total + objective.lam

@@ -1,0 +1,78 @@
+"""How far float64 rounding can have moved a computed gradient norm (derivation: docs/maths.md, section 3).
+
+Every bound is first-order in γ_k = k·u/(1 - k·u), the growth of k roundings in any order, with or without
+fused multiply-add (Higham 2002, §3.1), so it holds whatever order a BLAS sums in. Second-order terms and
+the rounding of the bound itself are covered by ``_INFLATION``.
+"""
+
+import math
+from dataclasses import dataclass
+
+UNIT = 2.0**-53
+EXP_ULPS = 4  # assumed accuracy of exp: within 4 ulp, i.e. 8 units of relative error
+_INFLATION = 1.01
+_UNDERFLOW = 1e-290  # dominates any sum of underflowed terms
+
+
+def gamma(operations: float) -> float:
+    """γ_k = k·u/(1 - k·u); infinite when it proves nothing."""
+    error = operations * UNIT
+    return error / (1 - error) if error < 0.5 else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Error of the residual q(z) = ∂ℓ/∂z: `slope`·‖δz‖_∞ + `absolute`·u + u·‖q‖, in the 2-norm."""
+
+    slope: float
+    absolute: float
+
+
+def softmax_link(classes: int) -> Link:
+    """‖softmax(z + δ) - softmax(z)‖₁ ≤ ‖δ‖_∞, and the evaluation's own error (docs/maths.md, section 3)."""
+    return Link(slope=1.0, absolute=4.0 * EXP_ULPS + 2.0 * math.log(classes) + classes + 4.0)
+
+
+LOGISTIC_LINK = Link(slope=0.25, absolute=2.0 * EXP_ULPS + 6.0)
+RIDGE_LINK = Link(slope=1.0, absolute=0.0)
+
+
+def logit_error(*, width: int, row_norm: float, weight_norm: float, bias: float) -> float:
+    """|ẑ - z| ≤ γ_{width+2}·(‖x‖·‖w‖ + |b|): a dot product and one addition."""
+    return gamma(width + 2) * (row_norm * weight_norm + bias) + _UNDERFLOW
+
+
+@dataclass(slots=True)
+class RowErrors:
+    """Running sums over chunks, from which the error of Σ_i q_i x_iᵀ follows."""
+
+    link: Link
+    evaluation: float = 0.0  # Σ_i ‖q̂_i - q_i‖·‖x_i‖
+    mass: float = 0.0  # Σ_i ‖q̂_i‖·‖x_i‖
+
+    def add(self, *, count: int, row_norm: float, logit: float, residual_mass: float) -> None:
+        """A chunk of `count` rows no longer than `row_norm`, with Σ‖q̂_i‖ = `residual_mass`."""
+        each = self.link.slope * logit + self.link.absolute * UNIT
+        self.evaluation += row_norm * (count * each + UNIT * residual_mass)
+        self.mass += row_norm * residual_mass
+
+
+def gradient_rounding(
+    *,
+    evaluation: float,
+    mass: float,
+    additions: float,
+    total: int,
+    pull: float,
+    norm: float,
+    dimension: int,
+) -> float:
+    """e ≥ |fl(‖g‖) - ‖∇f(w)‖|.
+
+    `evaluation` and `mass` are the sums of RowErrors over all rows, `additions` the longest chain of
+    additions an entry went through, `pull` = λ‖w - a‖, `norm` the computed ‖g‖.
+    """
+    loss = (evaluation + (gamma(additions) + 2 * UNIT) * mass) / total
+    regulariser = gamma(4) * pull
+    sum_and_norm = gamma(dimension + 6) * norm
+    return _INFLATION * (loss + regulariser + sum_and_norm) + _UNDERFLOW

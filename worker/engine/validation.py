@@ -1,0 +1,71 @@
+"""Input the engine refuses, each with the reason."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from worker.engine.rows import Rows
+
+
+class EngineInputError(ValueError):
+    """The problem as stated has no meaningful answer."""
+
+
+def check_rows(rows: Rows) -> None:
+    """At least one row with at least one feature."""
+    if rows.count < 1:
+        raise EngineInputError("no rows are left: there is nothing to fit")
+    if rows.width < 1:
+        raise EngineInputError("rows have no features")
+
+
+def check_lambda(lam: float) -> None:
+    """λ is the curvature floor: without it nothing is proven."""
+    if not (math.isfinite(lam) and lam > 0):
+        raise EngineInputError(f"lambda must be finite and positive, got {lam!r}")
+
+
+def check_classes(classes: int) -> None:
+    if classes < 2:
+        raise EngineInputError(f"a softmax needs at least two classes, got {classes}")
+
+
+def check_target(target: float) -> None:
+    if not (math.isfinite(target) and target > 0):
+        raise EngineInputError(f"the target distance must be finite and positive, got {target!r}")
+
+
+def checked_point(point: Tensor | None, dimension: int, name: str) -> Tensor:
+    """A finite float64 vector of the right length; zeros for None."""
+    if point is None:
+        return torch.zeros(dimension, dtype=torch.float64)
+    if tuple(point.shape) != (dimension,):
+        raise EngineInputError(f"{name} must have shape ({dimension},), got {tuple(point.shape)}")
+    if not bool(torch.isfinite(point).all()):
+        raise EngineInputError(f"{name} holds NaN or infinity")
+    return point.detach().to(torch.float64)
+
+
+def check_labels(y: Tensor, classes: int, first: int) -> None:
+    """Whole labels in 0 … classes-1, for the chunk that starts at row `first`. A class may have no rows."""
+    fractional = (y != y.trunc()) if y.is_floating_point() else torch.zeros_like(y, dtype=torch.bool)
+    wrong = (y < 0) | (y >= classes) | fractional
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise EngineInputError(f"label {y[row].item()!r} of row {first + row} is not in 0 … {classes - 1}")
+
+
+def check_real(y: Tensor, first: int) -> None:
+    """Finite targets."""
+    wrong = ~torch.isfinite(y)
+    if bool(wrong.any()):
+        raise EngineInputError(f"the target of row {first + int(wrong.nonzero()[0])} is NaN or infinite")
+
+
+def check_features(x: Tensor, first: int) -> None:
+    """Finite features."""
+    finite = torch.isfinite(x)
+    if not bool(finite.all()):
+        row = int((~finite).any(1).nonzero()[0])
+        raise EngineInputError(f"row {first + row} holds a feature that is NaN or infinite")
