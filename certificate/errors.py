@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 
-class UnusableInput(Exception):  # noqa: N818 - reads as the outcome it is
+class UnusableInput(Exception):
     """The input is not what it should be (not a pack, not JSON, no such file): nothing was verified."""
 
 
@@ -16,47 +16,47 @@ class VerificationError(Exception):
     title: ClassVar[str] = "verification"
 
 
-class SignatureInvalid(VerificationError):  # noqa: N818
+class SignatureInvalid(VerificationError):
     line = 1
     title = "signature over the exact bytes, by a key valid at this place in the log"
 
 
-class StatementUnreadable(VerificationError):  # noqa: N818
+class StatementUnreadable(VerificationError):
     line = 2
     title = "statement and predicate are of a known version"
 
 
-class FileMismatch(VerificationError):  # noqa: N818
+class FileMismatch(VerificationError):
     line = 3
     title = "the model file is the one certified"
 
 
-class NoiseTooSmall(VerificationError):  # noqa: N818
+class NoiseTooSmall(VerificationError):
     line = 4
     title = "noise recomputed from (Δ*, ε, δ - p)"
 
 
-class AssuranceUnfounded(VerificationError):  # noqa: N818
+class AssuranceUnfounded(VerificationError):
     line = 5
     title = "assurance matches rule, family and assumptions"
 
 
-class ChainBroken(VerificationError):  # noqa: N818
+class ChainBroken(VerificationError):
     line = 6
     title = "chain of releases and lifetime sum"
 
 
-class LogProofInvalid(VerificationError):  # noqa: N818
+class LogProofInvalid(VerificationError):
     line = 7
     title = "inclusion under the signed tree head"
 
 
-class EvidenceMismatch(VerificationError):  # noqa: N818
+class EvidenceMismatch(VerificationError):
     line = 8
     title = "evidence opens the commitment and supports the bound"
 
 
-class ReceiptInvalid(VerificationError):  # noqa: N818
+class ReceiptInvalid(VerificationError):
     line = 9
     title = "receipt"
 

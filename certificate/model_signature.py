@@ -1,7 +1,7 @@
 """A signature over the checkpoint file that the OpenSSF `model_signing` tool verifies.
 
-Format: https://model_signing/signature/v1.0, an in-toto statement in DSSE in a Sigstore bundle. A model that is
-one file has the single resource "."; the subject's digest is the SHA-256 over the resources' digests.
+Format: https://model_signing/signature/v1.0, an in-toto statement in DSSE in a Sigstore bundle. A model that
+is one file has the single resource "."; the subject's digest is the SHA-256 over the resources' digests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""JSON Schemas of the documents, for readers in other languages: `python -m certificate.schema docs/schema`."""
+"""JSON Schemas of the documents, for readers in other languages: `python -m certificate.schema`."""
 
 from __future__ import annotations
 

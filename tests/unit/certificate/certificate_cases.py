@@ -51,7 +51,7 @@ TARGET, EPSILON, DELTA = 1e-4, 0.8, 1e-5
 LAMBDA, FAILURE = 0.01, 1e-9
 
 # kind -> (mechanism, rule, assurance, family, calibration)
-KINDS: dict[str, tuple[str, str, str, str, str]] = {
+KINDS: dict[str, tuple[Any, Any, Any, str, Any]] = {
     "tr-proved": ("tr", "B1", "proved", "softmax", "analytic"),
     "tr-proved-classical": ("tr", "B1", "proved", "logistic", "classical"),
     "tr-conditional": ("tr", "B2", "conditional", "mlp", "analytic"),
@@ -134,7 +134,7 @@ def evidence_for(
         distance = 0.0
     return EvidenceRecord(
         certificate_id=certificate_id,
-        rule=rule,  # type: ignore[arg-type]
+        rule=rule,
         gradient_norm=gradient_norm,
         rounding_error=1e-12,
         distance=distance,
@@ -187,10 +187,10 @@ class Issuer:
         lifetime = extend_lifetime(
             previous.statement.predicate.lifetime if previous else None,
             previous.envelope.digest if previous else None,
-            mechanism=mechanism,  # type: ignore[arg-type]
+            mechanism=mechanism,
             shift=target / sigma,
             failure_probability=failure,
-            assurance=assurance,  # type: ignore[arg-type]
+            assurance=assurance,
             delta=DELTA,
             cap=20.0,
         )
@@ -199,7 +199,7 @@ class Issuer:
             model=self.model,
             version=self.published[0] + 1,
             parent=Parent(version=self.published[0], checkpoint_sha256=self.published[1]),
-            mechanism=mechanism,  # type: ignore[arg-type]
+            mechanism=mechanism,
             objective=Objective(
                 family=family,
                 loss="cross-entropy",
@@ -218,16 +218,16 @@ class Issuer:
                 kl_retained_original=0.009,
                 kl_original_retained=0.0091,
             ),
-            guarantee=guarantee_for(rule=rule, assurance=assurance, epsilon=epsilon, delta=delta),  # type: ignore[arg-type]
+            guarantee=guarantee_for(rule=rule, assurance=assurance, epsilon=epsilon, delta=delta),
             bound=Bound(
                 distance_target=target,
-                rule=rule,  # type: ignore[arg-type]
+                rule=rule,
                 failure_probability=failure,
-                inequalities=inequalities_of(rule),  # type: ignore[arg-type]
+                inequalities=inequalities_of(rule),
             ),
             noise=Noise(
                 sigma=sigma,
-                calibration=calibration,  # type: ignore[arg-type]
+                calibration=calibration,
                 data_independent=assurance != "as-published",
             ),
             lifetime=lifetime,
@@ -245,7 +245,7 @@ class Issuer:
         model: bytes | None = None,
         log_it: bool = True,
     ) -> Issued:
-        """A certificate of `kind`. `edit` changes parts of the predicate after the fact: {"noise": {"sigma": 1e-9}}."""
+        """A certificate of `kind`; `edit` changes parts of its predicate, like {"noise": {"sigma": 1e-9}}."""
         number = len(self.chain) + 1
         evidence = evidence_for(kind, uuid7(number)).model_copy(update=evidence_edit or {})
         commitments = [

@@ -1,0 +1,92 @@
+"""The command: ✓ and ✗ lines, JSON, and three exit statuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from certificate_cases import Issuer
+
+from certificate.cli import main
+
+ISSUER = Issuer()
+ISSUED = ISSUER.issue()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    assert ISSUED.model is not None
+    (tmp_path / "pack.json").write_bytes(ISSUER.pack().to_bytes())
+    (tmp_path / "model.safetensors").write_bytes(ISSUED.model)
+    (tmp_path / "evidence.json").write_bytes(ISSUED.evidence.to_bytes())
+    (tmp_path / "receipt.json").write_bytes(ISSUED.receipts[0].to_bytes())
+    (tmp_path / "keys.json").write_bytes(ISSUER.keys.to_bytes())
+    (tmp_path / "head").write_text(ISSUER.head(2), encoding="utf-8")
+    return tmp_path
+
+
+def everything(folder: Path) -> list[str]:
+    return [
+        "verify", str(folder / "pack.json"), "--model", str(folder / "model.safetensors"),
+        "--evidence", str(folder / "evidence.json"), "--receipt", str(folder / "receipt.json"),
+        "--subject", "subject-0", "--since", str(folder / "head"), "--keys", str(folder / "keys.json"),
+    ]  # fmt: skip
+
+
+def test_verified_is_status_zero_with_a_tick_per_line(folder, capsys):
+    assert main(everything(folder)) == 0
+    out = capsys.readouterr().out
+    assert out.count("✓") == 9
+    assert "VERIFIED" in out
+    assert "It does not prove" in out
+
+
+def test_not_verified_is_status_one_and_names_the_check(folder, capsys):
+    (folder / "model.safetensors").write_bytes(b"other")
+    assert main(everything(folder)) == 1
+    out = capsys.readouterr().out
+    assert "✗ 3. the model file is the one certified" in out
+    assert "NOT VERIFIED: check 3 failed" in out
+
+
+@pytest.mark.parametrize("name", ["pack.json", "evidence.json", "receipt.json", "keys.json"])
+def test_unusable_input_is_status_two_in_one_line(folder, capsys, name):
+    (folder / name).write_bytes(b"\x00 not json")
+    assert main(everything(folder)) == 2
+    assert capsys.readouterr().out.startswith(f"unusable input: {name.removesuffix('.json')}")
+    (folder / name).unlink()
+    assert main(everything(folder)) == 2
+
+
+def test_json_is_one_document_for_every_status(folder, capsys):
+    assert main([*everything(folder), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["verified"] is True
+    assert [line["number"] for line in report["lines"]] == list(range(1, 10))
+    (folder / "pack.json").write_bytes(b"{}")
+    assert main([*everything(folder), "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["verified"] is False
+
+
+def test_the_module_runs_alone_on_a_terminal_without_unicode(folder):
+    """A fresh interpreter, which must not load torch, a database or the command's own dependencies."""
+    code = (
+        "import sys; from certificate.cli import main; status = main(sys.argv[1:]); "
+        "loaded = {'torch', 'numpy', 'sqlalchemy', 'typer', 'rich', 'httpx'} & set(sys.modules); "
+        "sys.exit(99 if loaded else status)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, *everything(folder)],
+        env={"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert b"VERIFIED" in result.stdout
+    module = subprocess.run(
+        [sys.executable, "-m", "certificate", *everything(folder)], capture_output=True, check=False
+    )
+    assert module.returncode == 0, module.stderr

@@ -1,0 +1,187 @@
+"""What documents may say, how they are written, and what a public one must not tell."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from certificate_cases import KINDS, TARGET, Issuer, evidence_for, uuid7
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from certificate.commitment import commit_retained
+from certificate.errors import StatementUnreadable, UnusableInput
+from certificate.evidence import EvidenceRecord, commit
+from certificate.keys import SigningKey
+from certificate.pack import Pack
+from certificate.schema import DOCUMENTS, schema_text
+from certificate.statement import DeletionSet, Guarantee, Statement, parse, serialise
+
+KEY = SigningKey.generate()
+SCHEMAS = Path(__file__).parents[3] / "docs" / "schema"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_mechanism_and_tier_survives_its_bytes(kind):
+    issued = Issuer(KEY).issue(kind)
+    assert parse(serialise(issued.statement)) == issued.statement
+    assert serialise(parse(serialise(issued.statement))) == serialise(issued.statement)
+    assert EvidenceRecord.read(issued.evidence.to_bytes(), "evidence") == issued.evidence
+
+
+def test_statement_is_an_in_toto_statement():
+    document = json.loads(serialise(Issuer(KEY).issue().statement))
+    assert document["_type"] == "https://in-toto.io/Statement/v1"
+    assert document["predicateType"] == "urn:lethe:predicate:certified-unlearning:v1"
+    assert list(document["subject"][0]["digest"]) == ["sha256"]
+
+
+def test_two_runs_that_differ_in_unnoised_values_alone_give_the_same_public_statement():
+    def document(gradient_norm: float, salt: str) -> tuple[dict[str, Any], EvidenceRecord]:
+        issuer = Issuer(KEY)
+        record = evidence_for("tr-proved", uuid7(1), gradient_norm=gradient_norm, salt=salt)
+        issued = issuer.issue(
+            "tr-proved",
+            evidence_edit={name: getattr(record, name) for name in EvidenceRecord.model_fields},
+            model=salt.encode(),
+        )
+        return json.loads(serialise(issued.statement)), issued.evidence
+
+    first, first_record = document(5e-7, "00" * 16)
+    second, second_record = document(3e-8, "11" * 16)
+    assert first_record.distance != second_record.distance
+    for side in (first, second):
+        del side["predicate"]["evidence"]["commitment"], side["subject"][0]["digest"]
+        del side["predicate"]["issued_at"]
+    assert first == second
+
+
+def test_no_exact_value_of_the_evidence_appears_in_the_statement():
+    issued = Issuer(KEY).issue("tr-conditional")
+    public = serialise(issued.statement).decode()
+    exact = issued.evidence
+    assert exact.curvature is not None
+    secrets = [
+        exact.gradient_norm,
+        exact.distance,
+        exact.curvature.floor,
+        exact.curvature.ball_radius,
+        exact.salt,
+    ]
+    assert not [value for value in secrets if str(value) in public]
+    assert f'"distance_target":{TARGET!r}' in public
+
+
+def test_a_commitment_needs_the_salt_and_binds_every_field():
+    record = evidence_for("tr-proved", uuid7(1))
+    assert commit(record) == commit(EvidenceRecord.read(record.to_bytes(), "evidence"))
+    assert commit(record) != commit(record.model_copy(update={"salt": "00" * 16}))
+    assert commit(record) != commit(record.model_copy(update={"distance": record.distance * (1 + 1e-15)}))
+
+
+def test_retained_data_commitment_is_keyed_and_ordered():
+    digests = ["00" * 32, "11" * 32]
+    one = commit_retained(key=b"a" * 32, part_digests=digests)
+    assert one != commit_retained(key=b"b" * 32, part_digests=digests)
+    assert one != commit_retained(key=b"a" * 32, part_digests=digests[::-1])
+    with pytest.raises(ValueError, match="128 bits"):
+        commit_retained(key=b"short", part_digests=digests)
+
+
+def test_a_small_deletion_set_is_not_described():
+    described = {"class_histogram": {"0": 19}, "kl_retained_original": 0.1}
+    with pytest.raises(ValidationError, match="must not be described"):
+        DeletionSet(requests=1, subjects=1, records=19, root="0" * 64, **described)
+    DeletionSet(requests=1, subjects=1, records=19, root="0" * 64)
+    with pytest.raises(ValidationError, match="add up"):
+        DeletionSet(requests=1, subjects=1, records=21, root="0" * 64, class_histogram={"0": 20})
+    DeletionSet(requests=1, subjects=1, records=20, root="0" * 64, class_histogram={"0": 20})
+
+
+def test_a_heuristic_certificate_has_no_headline_and_others_do():
+    words: dict[str, Any] = {"reference": "r", "assumptions": (), "not_covered": ()}
+    with pytest.raises(ValidationError, match="no \\(epsilon, delta\\)"):
+        Guarantee(epsilon=1.0, delta=1e-5, assurance="heuristic", **words)
+    with pytest.raises(ValidationError, match="carries \\(epsilon, delta\\)"):
+        Guarantee(epsilon=None, delta=None, assurance="proved", **words)
+
+
+def _set(document: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for part in parents:
+        document = document[part]
+    document[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("_type", "https://in-toto.io/Statement/v0.1"),
+        ("predicateType", "urn:lethe:predicate:certified-unlearning:v2"),
+        ("subject", []),
+        ("predicate.unknown", 1),
+        ("predicate.noise.sigma", "1.0"),
+        ("predicate.noise.sigma", 0.0),
+        ("predicate.noise.sigma", 1e400),
+        ("predicate.noise.sigma", float("nan")),
+        ("predicate.version", 1.5),
+        ("predicate.version", 0),
+        ("predicate.certificate_id", "018f0000-0000-4000-8000-000000000001"),
+        ("predicate.mechanism", "magic"),
+        ("predicate.model", "line\nbreak"),
+        ("predicate.model", "\x1b[2J"),
+        ("predicate.issued_at", "2025-01-01T00:00:00"),
+        ("predicate.bound.rule", "retrain"),
+        ("predicate.lifetime.index", 1),
+    ],
+)
+def test_what_version_1_does_not_know_is_refused(path, value):
+    document = json.loads(serialise(Issuer(KEY).issue().statement))
+    _set(document, path, value)
+    with pytest.raises(StatementUnreadable):
+        parse(json.dumps(document).encode())
+
+
+def test_duplicate_keys_are_refused():
+    payload = serialise(Issuer(KEY).issue().statement)
+    doubled = payload.replace(b'"sigma":', b'"sigma":1e9,"sigma":', 1)
+    with pytest.raises(StatementUnreadable, match="twice"):
+        parse(doubled)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_arbitrary_json_is_refused_without_any_other_error(value):
+    data = json.dumps(value).encode()
+    with pytest.raises(StatementUnreadable):
+        parse(data)
+    for document in (Pack, EvidenceRecord):
+        with pytest.raises(UnusableInput):
+            document.read(data, "document")
+
+
+def test_records_are_frozen_and_time_is_utc():
+    statement = Issuer(KEY).issue().statement
+    with pytest.raises(ValidationError, match="frozen"):
+        statement.predicate.noise.sigma = 1.0  # type: ignore[misc]
+    assert statement.predicate.issued_at == datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert b'"issued_at":"2025-01-02T03:04:05Z"' in serialise(statement)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_exported_schema_is_current(name):
+    """Stale: run `python -m certificate.schema docs/schema`."""
+    assert (SCHEMAS / f"{name}.json").read_text(encoding="utf-8") == schema_text(name)
+
+
+def test_no_other_schema_is_exported():
+    assert {path.stem for path in SCHEMAS.glob("*.json")} == set(DOCUMENTS)
+    assert Statement in DOCUMENTS.values()
