@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from certificate.predicate import Rule
-from certificate.records import Count, NonNegative, Positive, Probability, Record, Salt, Text, Uuid7
+from certificate.records import Count, NonNegative, Record, Salt, Text, Uuid7
 
 _DOMAIN = b"urn:lethe:evidence:v1\x00"
 
@@ -77,7 +77,10 @@ class Utility(Record):
 
 
 class EvidenceRecord(Record):
-    """`distance` is the certified Δ; `posterior_distance` is B1 or B2 at a baseline's output."""
+    """`distance` is the certified Δ; `posterior_distance` is B1 or B2 at a baseline's output.
+
+    `method` holds what a published method reports besides: its own bounds and the constants in them.
+    """
 
     format: Literal["urn:lethe:evidence:v1"] = "urn:lethe:evidence:v1"
     certificate_id: Uuid7
@@ -88,12 +91,12 @@ class EvidenceRecord(Record):
     curvature: Curvature | None = None
     paper_distance: NonNegative | None = None
     posterior_distance: NonNegative | None = None
-    failure_probability: Probability = 0.0
+    method: dict[Text, Setting] = Field(default_factory=dict)
     trace: tuple[TraceStep, ...]
     shift: Shift | None
     utility: Utility | None
     solver: dict[Text, Setting]
-    seconds_total: Positive | None = None
+    seconds_total: NonNegative | None = None
     salt: Salt
 
 

@@ -154,13 +154,14 @@ class EvidenceCommitment(Record):
 
 
 class Runtime(Record):
-    """What ran."""
+    """What ran; `flags` are the settings that make it deterministic, as the runtime spells them."""
 
     torch: Text
     lethe: Text
     device: Text
     world_size: Annotated[int, Field(ge=1, lt=2**31)]
     deterministic: bool
+    flags: tuple[Text, ...] = ()
 
 
 class Predicate(Record):

@@ -140,6 +140,7 @@ def evidence_for(
         distance=distance,
         curvature=curvature,
         paper_distance=97.7 if rule == "tr-paper" else None,
+        method={"lipschitz": 12.5} if rule == "tr-paper" else {},
         trace=(
             TraceStep(gradient_norm=0.3, radius=1.0, ratio=0.98, accepted=True, passes=7.0, seconds=0.2),
             TraceStep(gradient_norm=5e-7, radius=2.0, ratio=None, accepted=True, passes=9.0, seconds=0.3),
@@ -232,7 +233,14 @@ class Issuer:
             ),
             lifetime=lifetime,
             evidence=EvidenceCommitment(commitment=commit(evidence)),
-            runtime=Runtime(torch="2.7.0", lethe="0.1.0", device="cpu", world_size=1, deterministic=True),
+            runtime=Runtime(
+                torch="2.7.0",
+                lethe="0.1.0",
+                device="cpu",
+                world_size=1,
+                deterministic=True,
+                flags=("torch.use_deterministic_algorithms",),
+            ),
             issued_at=datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC),
         )
 
