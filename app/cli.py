@@ -55,7 +55,9 @@ def _clear_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 def up(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Data folder.")] = None,
 ) -> None:
     """Serve everything on embedded defaults until Ctrl-C."""

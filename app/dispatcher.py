@@ -12,7 +12,6 @@ from uuid import UUID
 
 from redis.exceptions import RedisError
 from sqlalchemy import delete, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -23,6 +22,7 @@ from app.db import transitions
 from app.db.manifest import Manifest, Policy
 from app.db.states import JobState, ModelState
 from app.db.tables import Job, Lease, Model, OutboxMessage
+from app.db.upsert import insert_if_absent
 from app.settings import Settings
 
 log = logs.get("dispatcher")
@@ -59,7 +59,9 @@ class Dispatcher:
         moment = now()
         horizon = moment - timedelta(seconds=self.settings.dead_after)
         with self.services.database.writing() as session:
-            for job in _locked(session, select(Job.id).where(Job.state == JobState.RUNNING, Job.heartbeat_at < horizon)):
+            for job in _locked(
+                session, select(Job.id).where(Job.state == JobState.RUNNING, Job.heartbeat_at < horizon)
+            ):
                 log.warning("attempt went silent", job=str(job.id), attempt=job.attempt)
                 transitions.attempt_failed(
                     session,
@@ -73,7 +75,9 @@ class Dispatcher:
     def queue_waiting_jobs(self) -> None:
         moment = now()
         with self.services.database.writing() as session:
-            for job in _locked(session, select(Job.id).where(Job.state == JobState.WAITING, Job.run_after <= moment)):
+            for job in _locked(
+                session, select(Job.id).where(Job.state == JobState.WAITING, Job.run_after <= moment)
+            ):
                 transitions.dispatch(session, job, moment)
 
     def announce_lost_messages(self) -> None:
@@ -113,12 +117,7 @@ class Dispatcher:
     def _hold_lease(self, moment: datetime) -> bool:
         expires = moment + timedelta(seconds=self.settings.lease_seconds)
         with self.services.database.writing() as session:
-            insert = sqlite.insert if self.services.database.is_sqlite else postgresql.insert
-            session.execute(
-                insert(Lease)
-                .values(name=LEASE, holder=self.holder, expires_at=expires)
-                .on_conflict_do_nothing(index_elements=["name"])
-            )
+            insert_if_absent(session, Lease, name=LEASE, holder=self.holder, expires_at=expires)
             held = session.execute(
                 update(Lease)
                 .where(Lease.name == LEASE, or_(Lease.holder == self.holder, Lease.expires_at < moment))

@@ -32,7 +32,9 @@ class InvalidRequest(ServiceError):
     title = "The request does not fit the schema"
 
     def __init__(self, detail: str = "", errors: Sequence[dict[str, Any]] = ()) -> None:
-        super().__init__(detail, **({"errors": list(errors)} if errors else {}))
+        super().__init__(detail)
+        if errors:
+            self.extra["errors"] = list(errors)
 
 
 class Unauthenticated(ServiceError):

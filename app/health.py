@@ -40,7 +40,9 @@ def readyz(services: ServicesOf) -> Response:
     parts = {name: _state(check, services) for name, check in CHECKS.items()}
     ready = all(state == "ok" for state in parts.values())
     body = Readiness(ready=ready, parts=parts).model_dump()
-    return JSONResponse(body, status_code=200 if ready else 503, headers={} if ready else {"Retry-After": "2"})
+    return JSONResponse(
+        body, status_code=200 if ready else 503, headers={} if ready else {"Retry-After": "2"}
+    )
 
 
 @router.get("/metrics", response_class=Response)

@@ -47,7 +47,9 @@ def create_app(settings: Settings) -> FastAPI:
         version=VERSION,
         description=DESCRIPTION,
         lifespan=lifespan,
-        responses={"4XX": {"description": "A problem.", "content": {"application/problem+json": {"schema": PROBLEM}}}},
+        responses={
+            "4XX": {"description": "A problem.", "content": {"application/problem+json": {"schema": PROBLEM}}}
+        },
     )
     for router in (health.router, access, models, versions, erasures, batches, certificates):
         app.include_router(router)

@@ -23,7 +23,7 @@ class Page(BaseModel, Generic[T]):
 
 def paged(
     session: Session,
-    query: Select[tuple[R]],
+    query: Select[R],
     key: InstrumentedAttribute[UUID],
     *,
     limit: int,

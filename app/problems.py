@@ -44,7 +44,9 @@ async def _service_error(request: Request, error: Exception) -> Problem:
 async def _validation_error(request: Request, error: Exception) -> Problem:
     assert isinstance(error, RequestValidationError)
     found = [{"at": _pointer(e["loc"]), "message": e["msg"], "type": e["type"]} for e in error.errors()[:50]]
-    return respond(request, errors.InvalidRequest("; ".join(f"{e['at']}: {e['message']}" for e in found[:5]), found))
+    return respond(
+        request, errors.InvalidRequest("; ".join(f"{e['at']}: {e['message']}" for e in found[:5]), found)
+    )
 
 
 async def _http_error(request: Request, error: Exception) -> Problem:
@@ -59,7 +61,9 @@ async def _http_error(request: Request, error: Exception) -> Problem:
 
 async def _database_error(request: Request, error: Exception) -> Problem:
     log.error("database unavailable", kind=type(error).__name__)
-    return respond(request, errors.Unavailable("The database cannot be reached.", headers={"Retry-After": "5"}))
+    return respond(
+        request, errors.Unavailable("The database cannot be reached.", headers={"Retry-After": "5"})
+    )
 
 
 async def _unexpected(request: Request, error: Exception) -> Problem:

@@ -20,12 +20,16 @@ class SettingsError(Exception):
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
-    data_dir: Path = Field(Path("lethe-data"), description="Folder of the embedded database, queue, storage and keys.")
+    data_dir: Path = Field(
+        Path("lethe-data"), description="Folder of the embedded database, queue, storage and keys."
+    )
     database_url: str = Field(
         "", description="SQLAlchemy URL, `postgresql+psycopg://…`; empty: SQLite in the data folder."
     )
     redis_url: str = Field("", description="Redis or Valkey URL; empty: a private server in the data folder.")
-    storage_url: str = Field("", description="fsspec URL of checkpoints and datasets; empty: the data folder.")
+    storage_url: str = Field(
+        "", description="fsspec URL of checkpoints and datasets; empty: the data folder."
+    )
     queue_name: str = Field("lethe", pattern=r"^[a-z0-9-]{1,64}$", description="Name of the RQ queue.")
 
     host: str = Field("127.0.0.1", description="Address the gateway listens on.")
@@ -38,11 +42,18 @@ class Settings(BaseSettings):
 
     signing_key: SecretStr = Field(SecretStr(""), description="PEM of the signing key (worker only).")
     signing_key_file: Path | None = Field(
-        None, description="File of the signing key; unset: keys/signing.pem in the data folder, made on first start."
+        None,
+        description="File of the signing key; unset: keys/signing.pem in the data folder.",
     )
     deployment_key_file: Path | None = Field(
         None,
-        description="File of the 256-bit key that encrypts subject identifiers; unset: keys/deployment.key in the data folder.",
+        description="File of the key that encrypts identifiers; unset: keys/deployment.key there too.",
+    )
+
+    log_origin: str = Field(
+        "lethe",
+        pattern=r"^[^\s+]{1,200}$",
+        description="Name of the certificate log on its signed tree heads.",
     )
 
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="Where the worker computes.")
@@ -51,14 +62,20 @@ class Settings(BaseSettings):
         0.0, ge=0, description="Silence after which an attempt is given up; 0: six heartbeats."
     )
     max_attempts: int = Field(5, ge=1, le=100, description="Attempts at one job before it fails.")
-    retry_backoff_seconds: float = Field(2.0, ge=0, description="Wait before the second attempt; doubles each time.")
+    retry_backoff_seconds: float = Field(
+        2.0, ge=0, description="Wait before the second attempt; doubles each time."
+    )
     dispatch_interval_seconds: float = Field(0.5, gt=0, le=60, description="How often the dispatcher looks.")
     lease_seconds: float = Field(10.0, gt=0, description="How long the active dispatcher holds its lease.")
     requeue_after_seconds: float = Field(
-        10.0, gt=0, description="A message not picked up for so long is looked for, and sent again if Redis lost it."
+        10.0,
+        gt=0,
+        description="A message not picked up for so long is looked for, and sent again if Redis lost it.",
     )
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log line.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe log line."
+    )
     log_format: Literal["json", "console"] = Field("json", description="Shape of the log lines.")
 
     @model_validator(mode="after")

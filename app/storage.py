@@ -100,5 +100,5 @@ class Storage:
 def _settle(file: IO[bytes]) -> None:
     """A local file must be on disk before SQL says that it exists; object stores settle on close."""
     file.flush()
-    if getattr(file, "fs", None) is not None and "file" in file.fs.protocol:
+    if "file" in getattr(getattr(file, "fs", None), "protocol", ()):
         os.fsync(file.fileno())

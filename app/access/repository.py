@@ -15,7 +15,7 @@ def live_key(session: Session, key_id: UUID) -> ApiKey | None:
     return session.scalar(select(ApiKey).where(ApiKey.id == key_id, ApiKey.revoked_at.is_(None)))
 
 
-def keys(session: Session, tenant_id: UUID | None = None) -> Sequence[Row[tuple[ApiKey, Tenant]]]:
+def keys(session: Session, tenant_id: UUID | None = None) -> Sequence[Row[ApiKey, Tenant]]:
     query = select(ApiKey, Tenant).join(Tenant, Tenant.id == ApiKey.tenant_id).order_by(ApiKey.id)
     return session.execute(query if tenant_id is None else query.where(ApiKey.tenant_id == tenant_id)).all()
 

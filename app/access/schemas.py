@@ -8,7 +8,8 @@ from app.access.scopes import Scope
 
 class KeyRequest(BaseModel):
     model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"name": "intake form", "scopes": ["erasures:write"]}]}
+        extra="forbid",
+        json_schema_extra={"examples": [{"name": "intake form", "scopes": ["erasures:write"]}]},
     )
 
     name: str = Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f]+$")

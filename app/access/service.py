@@ -50,7 +50,12 @@ def create_key(session: Session, *, tenant: str, name: str, scopes: Sequence[Sco
 def add_key(session: Session, tenant_id: UUID, *, name: str, scopes: Sequence[Scope]) -> MadeKey:
     key_id, secret = new_id(), secrets.token_urlsafe(32)
     record = ApiKey(
-        id=key_id, tenant_id=tenant_id, name=name, digest=_digest(secret), scopes=sorted(set(scopes)), created_at=now()
+        id=key_id,
+        tenant_id=tenant_id,
+        name=name,
+        digest=_digest(secret),
+        scopes=sorted(set(scopes)),
+        created_at=now(),
     )
     session.add(record)
     session.flush()
@@ -71,7 +76,7 @@ def authenticate(session: Session, presented: str) -> Caller | None:
     return Caller(record.tenant_id, record.id, frozenset(record.scopes))
 
 
-def list_keys(session: Session, tenant_id: UUID | None = None) -> Sequence[Row[tuple[ApiKey, Tenant]]]:
+def list_keys(session: Session, tenant_id: UUID | None = None) -> Sequence[Row[ApiKey, Tenant]]:
     return repository.keys(session, tenant_id)
 
 

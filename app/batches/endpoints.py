@@ -12,7 +12,7 @@ from app.access.guard import CanReadModels, ServicesOf
 from app.batches import repository, service
 from app.batches.schemas import BatchShown
 from app.bootstrap import Services
-from app.db.tables import Batch
+from app.db.tables import Batch, BatchEvent
 from app.paging import Cursor, Limit, Page, paged
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
@@ -57,7 +57,9 @@ async def follow_batch(
 ) -> StreamingResponse:
     """Server-sent events until the batch ends; `Last-Event-ID` resumes."""
     await run_in_threadpool(get_batch, batch_id, caller, services)
-    last = int(last_event_id) if last_event_id and last_event_id.isdecimal() and len(last_event_id) < 19 else 0
+    last = (
+        int(last_event_id) if last_event_id and last_event_id.isdecimal() and len(last_event_id) < 19 else 0
+    )
     stream = _events(services, batch_id, last, request)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
@@ -82,8 +84,9 @@ def _look(services: Services, batch_id: UUID, last: int) -> tuple[list[str], int
     with services.database.reading() as session:
         ended = session.get_one(Batch, batch_id).state in service.ENDED
         events = repository.events_after(session, batch_id, last)
-    lines = [
-        f"id: {event.id}\nevent: {event.kind}\ndata: {json.dumps(event.data | {'at': event.at.isoformat()})}\n\n"
-        for event in events
-    ]
-    return lines, events[-1].id if events else last, ended
+    return [_line(event) for event in events], events[-1].id if events else last, ended
+
+
+def _line(event: BatchEvent) -> str:
+    data = json.dumps(event.data | {"at": event.at.isoformat()})
+    return f"id: {event.id}\nevent: {event.kind}\ndata: {data}\n\n"

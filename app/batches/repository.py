@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 from app.db.tables import Batch, BatchEvent, Job, Model, Version
 
 
-def of_tenant(tenant_id: UUID) -> Select[tuple[Batch]]:
+def of_tenant(tenant_id: UUID) -> Select[Batch]:
     return select(Batch).join(Model, Model.id == Batch.model_id).where(Model.tenant_id == tenant_id)
 
 
@@ -15,7 +15,7 @@ def by_id(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch | None:
     return session.scalar(of_tenant(tenant_id).where(Batch.id == batch_id))
 
 
-def surroundings(session: Session, batch: Batch) -> Row[tuple[Model, Job, Version | None]]:
+def surroundings(session: Session, batch: Batch) -> Row[Model, Job, Version]:
     """The batch's model, its job, and the version that came of it."""
     return session.execute(
         select(Model, Job, Version)
@@ -29,5 +29,7 @@ def surroundings(session: Session, batch: Batch) -> Row[tuple[Model, Job, Versio
 
 def events_after(session: Session, batch_id: UUID, last: int) -> Sequence[BatchEvent]:
     return session.scalars(
-        select(BatchEvent).where(BatchEvent.batch_id == batch_id, BatchEvent.id > last).order_by(BatchEvent.id)
+        select(BatchEvent)
+        .where(BatchEvent.batch_id == batch_id, BatchEvent.id > last)
+        .order_by(BatchEvent.id)
     ).all()

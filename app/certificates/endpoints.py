@@ -15,7 +15,9 @@ from certificate.keys import KeySet
 from certificate.pack import Pack
 
 router = APIRouter(prefix="/v1", tags=["certificates"])
-_ENVELOPE = {200: {"content": {"application/vnd.in-toto+json": {"schema": {"type": "object"}}}}}
+_ENVELOPE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/vnd.in-toto+json": {"schema": {"type": "object"}}}}
+}
 LeafIndex = Annotated[int, Query(ge=0, lt=2**53, description="Place of the certificate in the log.")]
 
 

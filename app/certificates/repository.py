@@ -7,8 +7,10 @@ from sqlalchemy.orm import Session
 from app.db.tables import Certificate, LogHead, LogNode, Model, SigningKeyRecord
 
 
-def of_tenant(tenant_id: UUID) -> Select[tuple[Certificate]]:
-    return select(Certificate).join(Model, Model.id == Certificate.model_id).where(Model.tenant_id == tenant_id)
+def of_tenant(tenant_id: UUID) -> Select[Certificate]:
+    return (
+        select(Certificate).join(Model, Model.id == Certificate.model_id).where(Model.tenant_id == tenant_id)
+    )
 
 
 def by_id(session: Session, certificate_id: UUID, tenant_id: UUID | None) -> Certificate | None:

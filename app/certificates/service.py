@@ -43,7 +43,9 @@ def pack(session: Session, certificate: Certificate) -> Pack:
         index=proof.index,
         path=[bytes.fromhex(step) for step in proof.path],
         keys=key_set(session),
-        predecessors=[envelope.parse(link.envelope) for link in repository.chain_before(session, certificate)],
+        predecessors=[
+            envelope.parse(link.envelope) for link in repository.chain_before(session, certificate)
+        ],
     )
 
 

@@ -19,7 +19,9 @@ class Policy(BaseModel):
     target_distance: Positive = Field(
         1e-2, le=1e6, description="Δ*: the certified distance to the retrained model that must be reached."
     )
-    lifetime_epsilon: Positive = Field(8.0, le=1000, description="Cap on the ε of all releases since a retraining.")
+    lifetime_epsilon: Positive = Field(
+        8.0, le=1000, description="Cap on the ε of all releases since a retraining."
+    )
     batch_subjects: int = Field(100, ge=1, le=1_000_000, description="A batch is sealed at so many subjects.")
     batch_age_seconds: float = Field(
         3600.0, ge=0, le=30 * 86400, description="A batch is sealed when its oldest request is so old."

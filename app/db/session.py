@@ -28,7 +28,6 @@ class Database:
         """One consistent read; never held across a stream."""
         with Session(self._readers, expire_on_commit=False) as session:
             yield session
-            session.rollback()
 
     def check(self) -> None:
         with self.reading() as session:

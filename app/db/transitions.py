@@ -105,15 +105,18 @@ def attempt_failed(
 def waiting_subjects(session: Session, model_id: UUID) -> tuple[int, datetime | None, datetime | None]:
     """How many subjects wait for this model, since when, and the nearest deadline."""
     row = session.execute(
-        select(func.coalesce(func.sum(Task.subjects), 0), func.min(Task.created_at), func.min(Task.due_at)).where(
-            Task.model_id == model_id, Task.batch_id.is_(None), Task.state == TaskState.RECEIVED
-        )
+        select(
+            func.coalesce(func.sum(Task.subjects), 0), func.min(Task.created_at), func.min(Task.due_at)
+        ).where(Task.model_id == model_id, Task.batch_id.is_(None), Task.state == TaskState.RECEIVED)
     ).one()
     return int(row[0]), row[1], row[2]
 
 
 def has_open_batch(session: Session, model_id: UUID) -> bool:
-    return session.scalar(select(Batch.id).where(Batch.model_id == model_id, Batch.state.in_(OPEN_BATCH))) is not None
+    return (
+        session.scalar(select(Batch.id).where(Batch.model_id == model_id, Batch.state.in_(OPEN_BATCH)))
+        is not None
+    )
 
 
 def seal(session: Session, model: Model, *, because: str, now: datetime) -> Batch | None:
@@ -121,7 +124,9 @@ def seal(session: Session, model: Model, *, because: str, now: datetime) -> Batc
     if has_open_batch(session, model.id):
         return None
     job = create_job(session, JobKind.UNLEARN, model.id, now)
-    batch = Batch(id=new_id(), model_id=model.id, job_id=job.id, sealed_because=because, subjects=0, sealed_at=now)
+    batch = Batch(
+        id=new_id(), model_id=model.id, job_id=job.id, sealed_because=because, subjects=0, sealed_at=now
+    )
     session.add(batch)
     session.flush()
     taken = session.execute(
@@ -189,8 +194,6 @@ def reject_model(session: Session, model: Model, reasons: list[str]) -> None:
 # Consequences
 
 
-
-
 def _follow(session: Session, job: Job, state: BatchState) -> None:
     """A batch that is purging stays so: its model is published, only the clean-up is tried again."""
     batch = session.scalar(select(Batch).where(Batch.job_id == job.id))
@@ -198,7 +201,13 @@ def _follow(session: Session, job: Job, state: BatchState) -> None:
         return
     if batch.state != BatchState.PURGING:
         batch.state = state
-        add_event(session, batch.id, "state", {"state": state, "attempt": job.attempt}, job.queued_at or job.run_after)
+        add_event(
+            session,
+            batch.id,
+            "state",
+            {"state": state, "attempt": job.attempt},
+            job.queued_at or job.run_after,
+        )
     if state == BatchState.RUNNING:
         session.execute(update(Task).where(Task.batch_id == batch.id).values(state=TaskState.RUNNING))
 

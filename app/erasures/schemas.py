@@ -1,5 +1,5 @@
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
@@ -11,19 +11,28 @@ NO_CONTROLS = r"^[^\x00-\x1f\x7f]+$"
 SubjectId = Annotated[str, Field(min_length=1, max_length=256, pattern=NO_CONTROLS)]
 Short = Annotated[str, Field(min_length=1, max_length=200, pattern=NO_CONTROLS)]
 
-EXAMPLE = {"subjects": ["patient-0042"], "models": ["digits"], "reference": "case-17", "jurisdiction": "GDPR"}
+EXAMPLE: dict[str, Any] = {
+    "subjects": ["patient-0042"],
+    "models": ["digits"],
+    "reference": "case-17",
+    "jurisdiction": "GDPR",
+}
 
 
 class ErasureRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [EXAMPLE]})
 
     subjects: list[SubjectId] = Field(
-        min_length=1, max_length=10_000, description="Identifiers as in the column subject_id of the datasets."
+        min_length=1,
+        max_length=10_000,
+        description="Identifiers as in the column subject_id of the datasets.",
     )
     models: list[Annotated[str, Field(pattern=NAME)]] | None = Field(
         None, min_length=1, max_length=1000, description="Omitted: every model of the tenant."
     )
-    reference: Short | None = Field(None, description="Your own case number; never an identifier of the person.")
+    reference: Short | None = Field(
+        None, description="Your own case number; never an identifier of the person."
+    )
     reason: Short | None = None
     jurisdiction: Annotated[str, Field(max_length=50, pattern=NO_CONTROLS)] | None = None
     received_at: AwareDatetime | None = Field(None, description="When the person asked; omitted: now.")

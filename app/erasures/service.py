@@ -61,7 +61,7 @@ def get(session: Session, tenant_id: UUID, erasure_id: UUID) -> Erasure:
 def shown(session: Session, erasure: Erasure) -> ErasureShown:
     counts: dict[UUID, dict[SubjectOutcome, int]] = {}
     for task_id, outcome, count in repository.outcomes(session, erasure.id):
-        counts.setdefault(task_id, {})[SubjectOutcome(outcome)] = count
+        counts.setdefault(task_id, {})[SubjectOutcome(str(outcome))] = count
     tasks = [
         TaskShown(
             model=model,
@@ -104,7 +104,9 @@ def _targets(session: Session, tenant_id: UUID, names: Sequence[str] | None) -> 
     return found
 
 
-def _add_task(session: Session, vault: Vault, erasure: Erasure, model: Model, subjects: Sequence[str]) -> None:
+def _add_task(
+    session: Session, vault: Vault, erasure: Erasure, model: Model, subjects: Sequence[str]
+) -> None:
     task = Task(
         id=new_id(),
         erasure_id=erasure.id,

@@ -11,7 +11,9 @@ router = APIRouter(prefix="/v1/models", tags=["models"])
 
 
 @router.post("", status_code=201)
-def create_model(body: ModelRequest, response: Response, caller: CanAdminModels, services: ServicesOf) -> ModelShown:
+def create_model(
+    body: ModelRequest, response: Response, caller: CanAdminModels, services: ServicesOf
+) -> ModelShown:
     """Describe a model. Then send its data, and weights if it is trained already; then validate it."""
     with services.database.writing() as session:
         model = service.create(session, caller.tenant_id, body)
@@ -42,7 +44,9 @@ def get_model(name: ModelName, caller: CanReadModels, services: ServicesOf) -> M
         return service.shown(session, service.get(session, caller.tenant_id, name))
 
 
-@router.put("/{name}/dataset/{part}", status_code=201, openapi_extra=binary_body("application/vnd.apache.parquet"))
+@router.put(
+    "/{name}/dataset/{part}", status_code=201, openapi_extra=binary_body("application/vnd.apache.parquet")
+)
 def put_dataset_part(
     name: ModelName, part: PartName, request: Request, caller: CanAdminModels, services: ServicesOf
 ) -> Uploaded:
@@ -59,7 +63,9 @@ def put_weights(name: ModelName, request: Request, caller: CanAdminModels, servi
 
 
 @router.post("/{name}/validate", status_code=202)
-def validate_model(name: ModelName, response: Response, caller: CanAdminModels, services: ServicesOf) -> ModelShown:
+def validate_model(
+    name: ModelName, response: Response, caller: CanAdminModels, services: ServicesOf
+) -> ModelShown:
     """Start registration: a worker checks data and weights, and answers ready or rejected."""
     with services.database.writing() as session:
         model = service.start_validation(session, caller.tenant_id, name)

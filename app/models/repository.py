@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 from app.db.tables import DatasetPart, Model
 
 
-def of_tenant(tenant_id: UUID) -> Select[tuple[Model]]:
+def of_tenant(tenant_id: UUID) -> Select[Model]:
     return select(Model).where(Model.tenant_id == tenant_id)
 
 

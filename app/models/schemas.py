@@ -10,9 +10,11 @@ from app.db.states import ModelState
 
 NAME = r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$"
 ModelName = Annotated[str, Path(pattern=NAME, description="Name of the model.", examples=["digits"])]
-PartName = Annotated[str, Path(pattern=r"^[a-z0-9]{1,32}$", description="Name of the part.", examples=["part0"])]
+PartName = Annotated[
+    str, Path(pattern=r"^[a-z0-9]{1,32}$", description="Name of the part.", examples=["part0"])
+]
 
-EXAMPLE = {
+EXAMPLE: dict[str, Any] = {
     "name": "digits",
     "manifest": {
         "family": "softmax",

@@ -21,7 +21,7 @@ from app.storage import Stored
 def get(session: Session, tenant_id: UUID, name: str, *, lock: bool = False) -> Model:
     model = repository.by_name(session, tenant_id, name, lock=lock)
     if model is None:
-        raise NotFound(f"There is no model {name}.")
+        raise NotFound("There is no such model.")
     return model
 
 
@@ -68,7 +68,11 @@ def store_part(services: Services, tenant_id: UUID, name: str, part: str, chunks
         replaced = _part_named(session, model_id, part)
         session.add(
             DatasetPart(
-                model_id=model_id, path=stored.path, sha256=stored.sha256, size=stored.size, first_generation=0
+                model_id=model_id,
+                path=stored.path,
+                sha256=stored.sha256,
+                size=stored.size,
+                first_generation=0,
             )
         )
         if replaced is not None:

@@ -1,6 +1,5 @@
 """Datasets: Parquet parts with `subject_id`, `label` and `features`, streamed, never all in memory."""
 
-import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ class MemoryMapped:
     """Rows as the engine reads them: raw files in a scratch folder, mapped, not loaded."""
 
     features: npt.NDArray[np.floating]
-    labels: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.float64]
 
 
 def check_schema(storage: Storage, path: str, *, width: int, real_labels: bool) -> int:
@@ -41,7 +40,10 @@ def check_schema(storage: Storage, path: str, *, width: int, real_labels: bool) 
         for column in (SUBJECT, LABEL, FEATURES):
             if column not in schema.names:
                 raise DatasetError(f"the column {column} is missing")
-        if not (pa.types.is_string(schema.field(SUBJECT).type) or pa.types.is_large_string(schema.field(SUBJECT).type)):
+        if not (
+            pa.types.is_string(schema.field(SUBJECT).type)
+            or pa.types.is_large_string(schema.field(SUBJECT).type)
+        ):
             raise DatasetError(f"{SUBJECT} must be a string column, not {schema.field(SUBJECT).type}")
         _check_features(schema.field(FEATURES).type, width)
         label = schema.field(LABEL).type
@@ -55,6 +57,11 @@ def _check_features(kind: pa.DataType, width: int) -> None:
         raise DatasetError(f"{FEATURES} must be a fixed-size list of floats, not {kind}")
     if kind.list_size != width:
         raise DatasetError(f"{FEATURES} has {kind.list_size} values a row, the manifest says {width}")
+
+
+def row_count(storage: Storage, path: str) -> int:
+    with storage.open(path) as file:
+        return int(pq.ParquetFile(file).metadata.num_rows)
 
 
 def batches(storage: Storage, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -72,7 +79,9 @@ def holders(storage: Storage, path: str, subjects: Collection[str]) -> set[str]:
     return found
 
 
-def rewrite_without(storage: Storage, path: str, subjects: Collection[str], target: str, scratch: Path) -> Stored:
+def rewrite_without(
+    storage: Storage, path: str, subjects: Collection[str], target: str, scratch: Path
+) -> Stored:
     """Write the part's other rows under a new name; the old file stays until it is purged."""
     wanted = pa.array(sorted(subjects), pa.string())
     local = scratch / "rewritten.parquet"
@@ -105,7 +114,7 @@ def class_counts(storage: Storage, path: str, subjects: Collection[str] | None =
 def memory_map(storage: Storage, paths: Sequence[str], width: int, scratch: Path) -> MemoryMapped:
     """Lay the rows of all parts out as two raw files in `scratch`, and map them."""
     scratch.mkdir(parents=True, exist_ok=True)
-    rows, dtype = 0, np.dtype(np.float64)
+    rows, dtype = 0, _precision(storage, paths)
     with (scratch / "features.bin").open("wb") as features, (scratch / "labels.bin").open("wb") as labels:
         for path in paths:
             for batch in batches(storage, path, [LABEL, FEATURES]):
@@ -121,13 +130,18 @@ def memory_map(storage: Storage, paths: Sequence[str], width: int, scratch: Path
     )
 
 
+def _precision(storage: Storage, paths: Sequence[str]) -> np.dtype[np.floating]:
+    """float32 when every part is: half the memory, and exactly the values that were sent."""
+    for path in paths:
+        with storage.open(path) as file:
+            if pq.ParquetFile(file).schema_arrow.field(FEATURES).type.value_type != pa.float32():
+                return np.dtype(np.float64)
+    return np.dtype(np.float32)
+
+
 def _dense(batch: pa.RecordBatch, width: int) -> npt.NDArray[np.floating]:
     column = batch.column(FEATURES)
     if column.null_count or batch.column(LABEL).null_count or column.flatten().null_count:
         raise DatasetError("a label, a row or a feature is missing (null)")
     values: npt.NDArray[np.floating] = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
     return values
-
-
-def clear(scratch: Path) -> None:
-    shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,126 @@
+"""The habits every answer shares: problems, request ids, limits, readiness, metrics."""
+
+import json
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.bootstrap import Services
+from app.clock import now
+from app.db.tables import WorkerSeen
+from app.main import create_app
+from app.settings import Settings
+
+
+def test_it_is_ready_only_when_a_worker_was_seen(gateway: TestClient, services: Services) -> None:
+    answer = gateway.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["parts"] == {
+        "database": "ok",
+        "redis": "ok",
+        "storage": "ok",
+        "worker": "no worker seen lately",
+    }
+    with services.database.writing() as session:
+        session.add(WorkerSeen(name="w", seen_at=now()))
+    assert gateway.get("/readyz").status_code == 200
+
+
+def test_an_unreachable_part_is_named(settings: Settings) -> None:
+    broken = settings.model_copy(update={"redis_url": "redis://127.0.0.1:1/0"})
+    with TestClient(create_app(broken)) as gateway:
+        answer = gateway.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.json()["parts"]["redis"].startswith("unreachable")
+        assert gateway.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", "/nowhere", 404, "not-found"),
+        ("PUT", "/v1/erasures", 405, "method-not-allowed"),
+        ("GET", "/v1/models", 401, "unauthenticated"),
+    ],
+)
+def test_every_error_is_a_problem_document(
+    gateway: TestClient, method: str, path: str, status: int, kind: str
+) -> None:
+    answer = gateway.request(method, path, headers={"X-Request-ID": "abc-1"})
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    document = answer.json()
+    assert document["type"] == f"urn:lethe:problem:{kind}"
+    assert document["status"] == status
+    assert document["instance"] == "urn:lethe:request:abc-1"
+
+
+def test_validation_problems_say_where_and_never_what(gateway: TestClient, admin: dict[str, str]) -> None:
+    body = {"subjects": ["canary\u0000person"], "models": ["Not A Name"], "surplus": "canary"}
+    answer = gateway.post("/v1/erasures", json=body, headers=admin)
+    assert answer.status_code == 422
+    assert {error["at"] for error in answer.json()["errors"]} == {
+        "body/subjects/0",
+        "body/models/0",
+        "body/surplus",
+    }
+    assert "canary" not in answer.text.replace("body/surplus", "")
+
+
+def test_malformed_json_is_a_problem(gateway: TestClient, admin: dict[str, str]) -> None:
+    answer = gateway.post(
+        "/v1/erasures", content=b"{nope", headers=admin | {"Content-Type": "application/json"}
+    )
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_past_the_limit_is_refused(settings: Settings, admin: dict[str, str], chunked: bool) -> None:
+    small = settings.model_copy(update={"max_body_bytes": 2000, "max_upload_bytes": 3000})
+    payload = json.dumps({"subjects": ["a" * 200] * 40}).encode()
+    with TestClient(create_app(small)) as gateway:
+        content = iter([payload[:1000], payload[1000:]]) if chunked else payload
+        headers = admin | {"Content-Type": "application/json"}
+        answer = gateway.post("/v1/erasures", content=content, headers=headers)
+        assert (answer.status_code, answer.json()["type"]) == (413, "urn:lethe:problem:body-too-large")
+
+
+def test_request_ids_are_given_and_kept(gateway: TestClient) -> None:
+    assert gateway.get("/healthz", headers={"X-Request-ID": "mine"}).headers["X-Request-ID"] == "mine"
+    made = gateway.get("/healthz", headers={"X-Request-ID": "bad id\t!"}).headers["X-Request-ID"]
+    assert len(made) == 36
+
+
+def test_metrics_count_routes_not_paths(gateway: TestClient, admin: dict[str, str]) -> None:
+    gateway.get("/v1/models/canary-person", headers=admin)
+    text = gateway.get("/metrics").text
+    assert 'route="/v1/models/{name}"' in text
+    assert "canary" not in text
+
+
+def test_an_unexpected_error_tells_nothing(
+    gateway: TestClient, admin: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def burst(*_: object) -> None:
+        raise RuntimeError("canary-person")
+
+    monkeypatch.setattr("app.models.service.shown", burst)
+    body = {
+        "name": "m",
+        "manifest": {
+            "family": "logistic",
+            "width": 2,
+            "lambda": 1,
+            "origins": {"features": "x", "constants": "y"},
+        },
+    }
+    answer = gateway.post("/v1/models", json=body, headers=admin)
+    assert answer.status_code == 500
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "canary" not in answer.text
+
+
+def test_the_description_has_examples(gateway: TestClient) -> None:
+    spec = gateway.get("/openapi.json").json()
+    for name in ("ErasureRequest", "ModelRequest", "KeyRequest"):
+        assert spec["components"]["schemas"][name]["examples"], name

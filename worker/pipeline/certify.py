@@ -1,0 +1,76 @@
+"""Stage 3, certify: is Δ ≤ Δ*, and does the model's lifetime have room? Outcomes are values."""
+
+from dataclasses import dataclass
+
+import torch
+from sqlalchemy import select
+
+from app.db.states import HeldReason
+from app.db.tables import Certificate
+from certificate import envelope, statement
+from certificate.chain import extend_lifetime
+from certificate.predicate import Lifetime
+from worker.engine.trust_region import Outcome, Solution
+from worker.pipeline.context import Context
+from worker.pipeline.solve import Mechanism
+
+# σ must dwarf the spacing of floats at the weights, or the grid would show through the noise.
+SMALLEST_NOISE_IN_ULPS = 2.0**20
+
+
+@dataclass(frozen=True)
+class Refusal:
+    reason: HeldReason
+    detail: str
+
+
+def lifetime_after(context: Context, mechanism: Mechanism) -> Lifetime:
+    """The running sum with one more release; the policy alone decides it, before anything is solved."""
+    policy = context.manifest.policy
+    with context.services.database.reading() as session:
+        last = session.scalar(
+            select(Certificate)
+            .where(Certificate.model_id == context.model.id)
+            .order_by(Certificate.chain_index.desc())
+            .limit(1)
+        )
+    previous = (
+        None if last is None else statement.parse(envelope.parse(last.envelope).payload).predicate.lifetime
+    )
+    return extend_lifetime(
+        previous,
+        None if last is None else last.digest,
+        mechanism=mechanism,
+        shift=0.0 if mechanism == "retrain" else policy.target_distance / policy.sigma,
+        failure_probability=0.0,
+        assurance="proved",
+        delta=policy.delta,
+        cap=policy.lifetime_epsilon,
+    )
+
+
+def budget_refusal(lifetime: Lifetime) -> Refusal | None:
+    if lifetime.cap is None or lifetime.epsilon_total is None or lifetime.epsilon_total <= lifetime.cap:
+        return None
+    spent = (
+        f"one more release would bring ε to {lifetime.epsilon_total:.4g}, past the cap of {lifetime.cap:.4g}"
+    )
+    return Refusal(HeldReason.BUDGET, spent)
+
+
+def distance_refusal(context: Context, solution: Solution) -> Refusal | None:
+    target = context.manifest.policy.target_distance
+    if solution.outcome == Outcome.CERTIFIED and solution.distance <= target:
+        return None
+    detail = f"{solution.outcome}: certified distance {solution.distance:.3g}, target {target:.3g}"
+    return Refusal(HeldReason.NOT_CERTIFIABLE, detail)
+
+
+def noise_refusal(context: Context, solution: Solution) -> Refusal | None:
+    numbers = torch.finfo(solution.w.dtype)
+    spacing = numbers.eps * max(float(solution.w.abs().max()), numbers.tiny)
+    sigma = context.manifest.policy.sigma
+    if sigma >= SMALLEST_NOISE_IN_ULPS * spacing:
+        return None
+    detail = f"σ = {sigma:.3g} is too small against the spacing of floats at the weights"
+    return Refusal(HeldReason.NOT_CERTIFIABLE, detail)

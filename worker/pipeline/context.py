@@ -1,0 +1,90 @@
+"""What the stages of one attempt share: who they work for, and the only way they may write."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.bootstrap import Services
+from app.clock import now
+from app.db import paths, transitions
+from app.db.manifest import Manifest
+from app.db.states import VersionState
+from app.db.tables import Batch, DatasetPart, Job, Model, Version
+
+PROGRESS_SECONDS = 0.25  # at most a few times a second
+
+
+class CannotContinue(Exception):
+    """The job ends here for a reason its owner can act on; trying again would not help."""
+
+
+@dataclass
+class Context:
+    services: Services
+    job_id: UUID
+    token: UUID
+    model: Model
+    manifest: Manifest
+    batch: Batch | None
+    _progress_at: float = field(default=0.0)
+
+    @classmethod
+    def load(cls, services: Services, job_id: UUID, token: UUID) -> "Context":
+        with services.database.reading() as session:
+            job = session.get_one(Job, job_id)
+            model = session.get_one(Model, job.model_id)
+            batch = session.scalar(select(Batch).where(Batch.job_id == job_id))
+        return cls(services, job_id, token, model, Manifest.model_validate(model.manifest), batch)
+
+    @contextmanager
+    def writing(self) -> Iterator[Session]:
+        """A transaction that happens only while this attempt holds the job."""
+        with self.services.database.writing() as session:
+            transitions.fence(session, self.job_id, self.token, now())
+            yield session
+
+    def batch_in(self, session: Session) -> Batch:
+        assert self.batch is not None
+        return session.get_one(Batch, self.batch.id)
+
+    def step(self, name: str) -> None:
+        with self.writing() as session:
+            transitions.batch_step(session, self.batch_in(session), name, now())
+
+    def progress(self, data: Mapping[str, Any]) -> None:
+        if time.monotonic() - self._progress_at < PROGRESS_SECONDS:
+            return
+        self._progress_at = time.monotonic()
+        with self.writing() as session:
+            batch = self.batch_in(session)
+            batch.progress = dict(data)
+            transitions.add_event(session, batch.id, "progress", dict(data), now())
+
+    def parts(self) -> list[DatasetPart]:
+        """The dataset's present generation."""
+        with self.services.database.reading() as session:
+            return list(
+                session.scalars(
+                    select(DatasetPart)
+                    .where(DatasetPart.model_id == self.model.id, DatasetPart.last_generation.is_(None))
+                    .order_by(DatasetPart.id)
+                )
+            )
+
+    def current_version(self) -> Version:
+        with self.services.database.reading() as session:
+            return session.scalars(
+                select(Version).where(
+                    Version.model_id == self.model.id, Version.state == VersionState.CURRENT
+                )
+            ).one()
+
+    def path(self, name: str) -> str:
+        """A file of this attempt's own."""
+        return f"{paths.attempt(self.job_id, self.token)}/{name}"

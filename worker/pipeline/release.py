@@ -1,0 +1,174 @@
+"""Stage 4, release: one draw of noise, the checkpoint, the evidence, the signed statement."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+import torch
+from torch import Tensor
+
+from app.clock import new_id, now
+from app.storage import Stored
+from app.version import VERSION
+from certificate import assurance, predicate
+from certificate.checkpoint import header_metadata
+from certificate.commitment import commit_retained, deletion_root
+from certificate.envelope import Envelope, sign
+from certificate.evidence import EvidenceRecord, Shift, TraceStep, commit
+from certificate.keys import Signer
+from certificate.predicate import SMALLEST_DESCRIBED_SET, Lifetime, Predicate, Rule
+from certificate.records import new_salt
+from certificate.statement import serialise, statement_for
+from worker.engine import noise
+from worker.engine.trust_region import Solution
+from worker.loading import checkpoints, families
+from worker.pipeline.context import Context
+from worker.pipeline.resolve import Resolved
+from worker.pipeline.solve import Solved
+
+
+@dataclass(frozen=True)
+class Release:
+    certificate_id: UUID
+    version: int
+    parent_id: UUID
+    stored: Stored
+    envelope: Envelope
+    evidence: EvidenceRecord
+
+
+def release(
+    context: Context, resolved: Resolved, solved: Solved, lifetime: Lifetime, signer: Signer
+) -> Release:
+    parent = context.current_version()
+    certificate_id, version = new_id(), parent.number + 1
+    noised = _noised(solved.solution.w, context.manifest.policy.sigma)
+    stored = checkpoints.write(
+        context.services.storage,
+        context.path("model.safetensors"),
+        solved.objective.unflatten(noised),
+        header_metadata(certificate_id=str(certificate_id), model=context.model.name, version=version),
+    )
+    evidence = _evidence(certificate_id, resolved, solved)
+    statement = statement_for(
+        file_name=f"{context.model.name}-v{version}.safetensors",
+        checkpoint_sha256=stored.sha256,
+        predicate=Predicate(
+            certificate_id=str(certificate_id),
+            model=context.model.name,
+            version=version,
+            parent=predicate.Parent(version=parent.number, checkpoint_sha256=parent.sha256),
+            mechanism=solved.mechanism,
+            objective=_objective(context, resolved),
+            deletion_set=_deletion_set(resolved),
+            guarantee=_guarantee(context, solved),
+            bound=_bound(context, solved),
+            noise=predicate.Noise(
+                sigma=context.manifest.policy.sigma, calibration="analytic", data_independent=True
+            ),
+            lifetime=lifetime,
+            evidence=predicate.EvidenceCommitment(commitment=commit(evidence)),
+            runtime=_runtime(),
+            issued_at=now(),
+        ),
+    )
+    return Release(certificate_id, version, parent.id, stored, sign(serialise(statement), signer), evidence)
+
+
+def _noised(w: Tensor, sigma: float) -> Tensor:
+    """w + N(0, σ²I); the un-noised weights are overwritten, so nothing later can write them by mistake."""
+    noised = w + sigma * noise.draw(w.numel()).to(w.device)
+    w.zero_()
+    return noised
+
+
+def _rule(solved: Solved) -> Rule:
+    return "retrain" if solved.mechanism == "retrain" else "B1"
+
+
+def _guarantee(context: Context, solved: Solved) -> predicate.Guarantee:
+    """A retrained release is its own reference: it is indistinguishable from it with ε = δ = 0."""
+    policy, own = context.manifest.policy, solved.mechanism == "retrain"
+    return assurance.guarantee_for(
+        rule=_rule(solved),
+        assurance="proved",
+        epsilon=0.0 if own else policy.epsilon,
+        delta=0.0 if own else policy.delta,
+    )
+
+
+def _bound(context: Context, solved: Solved) -> predicate.Bound:
+    rule = _rule(solved)
+    return predicate.Bound(
+        distance_target=0.0 if rule == "retrain" else context.manifest.policy.target_distance,
+        rule=rule,
+        failure_probability=0.0,
+        inequalities=assurance.inequalities_of(rule),
+    )
+
+
+def _objective(context: Context, resolved: Resolved) -> predicate.Objective:
+    manifest = context.manifest
+    key = context.services.vault.keyed_hash(str(context.model.id), purpose="retained data commitment")
+    return predicate.Objective(
+        family=manifest.family,
+        loss=families.LOSS[manifest.family],
+        regularisation=manifest.lam,
+        anchor_sha256=None,
+        origins=predicate.Origins(
+            features=manifest.origins.features, constants=manifest.origins.constants, anchor="zero"
+        ),
+        dimension=manifest.dimension,
+        retained_data_commitment=commit_retained(key=key, part_digests=resolved.digests),
+    )
+
+
+def _deletion_set(resolved: Resolved) -> predicate.DeletionSet:
+    described = resolved.records >= SMALLEST_DESCRIBED_SET
+    return predicate.DeletionSet(
+        requests=resolved.requests,
+        subjects=len(set(resolved.commitments)),
+        records=resolved.records,
+        root=deletion_root(resolved.commitments),
+        class_histogram=dict(resolved.shift.erased) if described else None,
+        kl_retained_original=resolved.shift.kl_retained_original if described else None,
+        kl_original_retained=resolved.shift.kl_original_retained if described else None,
+    )
+
+
+def _evidence(certificate_id: UUID, resolved: Resolved, solved: Solved) -> EvidenceRecord:
+    solution: Solution = solved.solution
+    return EvidenceRecord(
+        certificate_id=str(certificate_id),
+        rule=_rule(solved),
+        gradient_norm=solution.gradient_norm,
+        rounding_error=solution.rounding,
+        distance=solution.distance,
+        trace=tuple(
+            TraceStep(
+                gradient_norm=step.gradient_norm,
+                radius=step.radius,
+                ratio=step.rho,
+                accepted=step.accepted,
+                passes=step.passes,
+                seconds=step.seconds,
+            )
+            for step in solution.steps
+        ),
+        shift=Shift(
+            original=dict(resolved.shift.original),
+            erased=dict(resolved.shift.erased),
+            retained=dict(resolved.shift.retained),
+            kl_retained_original=resolved.shift.kl_retained_original,
+            kl_original_retained=resolved.shift.kl_original_retained,
+        ),
+        utility=None,
+        solver={"outcome": str(solution.outcome), "passes": solution.passes},
+        seconds_total=solution.seconds,
+        salt=new_salt(),
+    )
+
+
+def _runtime() -> predicate.Runtime:
+    return predicate.Runtime(
+        torch=str(torch.__version__), lethe=VERSION, device="cpu", world_size=1, deterministic=True
+    )

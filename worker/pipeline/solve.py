@@ -1,0 +1,62 @@
+"""Stage 2, solve: minimise f_R from the published version; from the anchor when retraining."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from worker.engine.linear import LinearObjective
+from worker.engine.training import train
+from worker.engine.trust_region import Solution, SolverSettings, Step, minimise
+from worker.loading import checkpoints, datasets, families
+from worker.pipeline.context import Context
+from worker.pipeline.resolve import Resolved
+
+Mechanism = Literal["tr", "retrain"]
+
+
+@dataclass(frozen=True)
+class Solved:
+    mechanism: Mechanism
+    objective: LinearObjective
+    solution: Solution
+
+
+def objective_on(context: Context, paths: tuple[str, ...], scratch: Path) -> LinearObjective:
+    rows = datasets.memory_map(context.services.storage, paths, context.manifest.width, scratch / "rows")
+    return families.objective(context.manifest, rows.features, rows.labels)
+
+
+def solve(context: Context, resolved: Resolved, mechanism: Mechanism, scratch: Path) -> Solved:
+    objective = objective_on(context, resolved.kept, scratch)
+    target = context.manifest.policy.target_distance
+    settings = SolverSettings(max_seconds=context.manifest.policy.time_limit_seconds)
+
+    def report(step: Step) -> None:
+        context.progress({"mechanism": mechanism, **_shown(step), "target": target})
+
+    if mechanism == "retrain":
+        solution = train(objective, target=target, settings=settings, progress=report)
+    else:
+        start = _published(context, objective)
+        solution = minimise(objective, start, target=target, settings=settings, progress=report)
+    return Solved(mechanism, objective, solution)
+
+
+def _published(context: Context, objective: LinearObjective) -> Tensor:
+    tensors = checkpoints.read(context.services.storage, context.current_version().path)
+    checkpoints.check_shapes(tensors, families.shapes(context.manifest))
+    return objective.flatten(tensors)
+
+
+def _shown(step: Step) -> dict[str, float | int | bool | None]:
+    """A live view for the model's own team; the public certificate never carries these figures."""
+    return {
+        "step": step.index,
+        "gradient_norm": step.gradient_norm,
+        "distance": step.distance,
+        "products": step.products,
+        "passes": round(step.passes, 3),
+        "seconds": round(step.seconds, 3),
+    }
