@@ -158,6 +158,8 @@ class Supervisor:
             time.sleep(TICK_SECONDS)
 
     def _stop(self) -> None:
+        if not self._stages:
+            return
         if self._stopping:
             self._say("Stopping …")
         for stage in self._stages:

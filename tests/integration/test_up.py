@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from app import supervisor
 from app.settings import Settings, load_settings
-from app.supervisor import Child, StartError, environment, free_port
+from app.supervisor import Child, environment
 from tests import eventually
 
 LETHE = str(Path(sysconfig.get_path("scripts"), "lethe"))
@@ -29,13 +29,13 @@ START_SECONDS = 180.0  # a loaded machine of two cores imports slowly
 class Up:
     """One `lethe up` on a data folder, with its output in files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int = 0) -> None:
         self.data = folder / "data"
         self._out = folder / f"out-{time.monotonic_ns()}"
         self._err = self._out.with_suffix(".err")
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(
-                [LETHE, "up", "--data-dir", str(self.data), "--port", "0"],
+                [LETHE, "up", "--data-dir", str(self.data), "--port", str(port)],
                 cwd=folder,
                 env={name: value for name, value in os.environ.items() if not name.startswith("LETHE_")},
                 stdin=subprocess.DEVNULL,
@@ -205,13 +205,18 @@ def test_a_killed_supervisor_leaves_no_child_and_no_lock(up: Up, home: Path) -> 
         again.end()
 
 
-def test_a_port_in_use_is_said_before_anything_starts() -> None:
+def test_a_port_in_use_is_refused_in_one_line(home: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        with pytest.raises(StartError, match=r"cannot listen on 127\.0\.0\.1 port"):
-            free_port("127.0.0.1", other.getsockname()[1])
-    assert free_port("127.0.0.1", 0) > 0
+        port = other.getsockname()[1]
+        refused = Up(home, port=port)
+        try:
+            assert refused.process.wait(START_SECONDS) == 2
+        finally:
+            refused.end()
+    assert refused.err.count("\n") == 1
+    assert f"cannot listen on 127.0.0.1 port {port}" in refused.err
 
 
 def test_children_get_every_setting_and_only_the_worker_the_signing_key(tmp_path: Path) -> None:
