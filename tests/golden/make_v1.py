@@ -20,7 +20,8 @@ def main() -> None:
     if FOLDER.exists():
         sys.exit(f"{FOLDER} exists: golden files are never made again")
     sys.path.insert(0, str(HERE.parent / "unit" / "certificate"))
-    from certificate_cases import KINDS, Issuer
+    from certificate_cases import Issuer
+    from certificate_evidence_cases import KINDS
 
     from certificate.keys import SigningKey
     from certificate.receipt import issue_no_data_held

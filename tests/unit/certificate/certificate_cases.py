@@ -10,21 +10,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from certificate_evidence_cases import DELTA, EPSILON, FAILURE, KINDS, LAMBDA, TARGET, evidence_for, uuid7
+
 from certificate.assurance import guarantee_for, inequalities_of
 from certificate.chain import extend_lifetime
 from certificate.checkpoint import header_metadata
 from certificate.commitment import SubjectCommitment, commit_retained, commit_subject, deletion_root
 from certificate.envelope import Envelope, sign
 from certificate.evidence import (
-    Curvature,
     EvidenceRecord,
-    LanczosRun,
-    Shift,
-    TraceStep,
-    Utility,
     commit,
 )
-from certificate.evidence_check import curvature_floor, distance_b1, distance_b2
 from certificate.keys import KeySet, PublicKey, SigningKey
 from certificate.merkle import MemoryTree, leaf_hash
 from certificate.note import Checkpoint, sign_checkpoint
@@ -35,6 +31,7 @@ from certificate.statement import (
     Bound,
     DeletionSet,
     EvidenceCommitment,
+    Lifetime,
     Noise,
     Objective,
     Origins,
@@ -47,22 +44,6 @@ from certificate.statement import (
 )
 
 ORIGIN = "lethe.example/log"
-TARGET, EPSILON, DELTA = 1e-4, 0.8, 1e-5
-LAMBDA, FAILURE = 0.01, 1e-9
-
-# kind -> (mechanism, rule, assurance, family, calibration)
-KINDS: dict[str, tuple[Any, Any, Any, str, Any]] = {
-    "tr-proved": ("tr", "B1", "proved", "softmax", "analytic"),
-    "tr-proved-classical": ("tr", "B1", "proved", "logistic", "classical"),
-    "tr-conditional": ("tr", "B2", "conditional", "mlp", "analytic"),
-    "tr-heuristic": ("tr", "B2", "heuristic", "resnet18", "analytic"),
-    "retrain-proved": ("retrain", "retrain", "proved", "mlp", "analytic"),
-    "tr-paper-as-published": ("tr-paper", "tr-paper", "as-published", "mlp", "classical"),
-    "guo2020-as-published": ("guo2020", "guo2020", "as-published", "softmax", "analytic"),
-    "zhang2024-as-published": ("zhang2024", "zhang2024", "as-published", "allcnn", "analytic"),
-    "discarded-proved": ("discarded", "B1", "proved", "softmax", "analytic"),
-    "discarded-conditional": ("discarded", "B2", "conditional", "mlp", "analytic"),
-}
 
 
 @dataclass
@@ -74,10 +55,6 @@ class Issued:
     evidence: EvidenceRecord
     receipts: list[Receipt]
     earlier: list[Envelope] = field(default_factory=list)
-
-
-def uuid7(number: int) -> str:
-    return f"018f0000-0000-7000-8000-{number:012x}"
 
 
 def tiny_checkpoint(certificate_id: str, model: str, version: int, seed: int = 0) -> bytes:
@@ -92,75 +69,33 @@ def tiny_checkpoint(certificate_id: str, model: str, version: int, seed: int = 0
     return len(text).to_bytes(8, "little") + text + data
 
 
-def lanczos(target_floor: float = 0.05) -> Curvature:
-    run = LanczosRun(
-        route="direct",
-        steps=400,
-        failure_probability=FAILURE / 2,
-        ritz_min=target_floor,
-        ritz_max=1.0,
-        ritz_values=(target_floor, 0.5, 1.0),
-        rounding_slack=1e-12,
-    )
-    split = run.model_copy(update={"route": "split", "steps": 40, "failure_probability": FAILURE / 4})
-    floor = curvature_floor(run, 1000)
-    assert floor is not None
-    gradient = 1e-7
-    return Curvature(
-        floor=floor,
-        runs=(run, split.model_copy(update={"ritz_min": -0.9, "ritz_values": ()})),
-        hessian_lipschitz=100.0,
-        hessian_lipschitz_source="analytic",
-        hessian_lipschitz_derivation="recursion over layers",
-        ball_radius=3 * gradient / floor,
-        kantorovich=100.0 * gradient / floor**2 * 1.001,
-    )
-
-
-def evidence_for(
-    kind: str, certificate_id: str, *, gradient_norm: float = 5e-7, salt: str = "ab" * 16
-) -> EvidenceRecord:
-    _, rule, assurance, _, _ = KINDS[kind]
-    curvature, distance = None, TARGET * 0.9
-    if rule == "B1":
-        distance = distance_b1(gradient_norm, 1e-12, LAMBDA)
-    elif rule == "B2":
-        gradient_norm = 1e-7
-        curvature = lanczos()
-        if assurance == "heuristic":
-            curvature = curvature.model_copy(update={"hessian_lipschitz_source": "sampled"})
-        distance = distance_b2(gradient_norm, 1e-12, curvature.floor, curvature.hessian_lipschitz)
-    elif rule == "retrain":
-        distance = 0.0
-    return EvidenceRecord(
-        certificate_id=certificate_id,
-        rule=rule,
-        gradient_norm=gradient_norm,
-        rounding_error=1e-12,
-        distance=distance,
-        curvature=curvature,
-        paper_distance=97.7 if rule == "tr-paper" else None,
-        method={"lipschitz": 12.5} if rule == "tr-paper" else {},
-        trace=(
-            TraceStep(gradient_norm=0.3, radius=1.0, ratio=0.98, accepted=True, passes=7.0, seconds=0.2),
-            TraceStep(gradient_norm=5e-7, radius=2.0, ratio=None, accepted=True, passes=9.0, seconds=0.3),
-        ),
-        shift=Shift(
-            original={"0": 60, "1": 40},
-            erased={"0": 20, "1": 5},
-            retained={"0": 40, "1": 35},
-            kl_retained_original=0.009,
-            kl_original_retained=0.0091,
-        ),
-        utility=Utility(f1_before=0.91, f1_after=0.9, loss_before=0.3, loss_after=0.31),
-        solver={"eta1": 0.1, "max_steps": 50, "preconditioned": False, "subproblem": "cg"},
-        salt=salt,
-    )
-
-
 def needed_sigma(calibration: str, *, epsilon: float, delta: float, distance: float) -> float:
     function = classical_sigma if calibration == "classical" else sigma_for
     return function(epsilon=epsilon, delta=delta, distance=distance)
+
+
+def objective(family: str) -> Objective:
+    return Objective(
+        family=family,
+        loss="cross-entropy",
+        regularisation=LAMBDA,
+        anchor_sha256=None,
+        origins=Origins(features="as recorded", constants="none", anchor="zero"),
+        dimension=1000,
+        retained_data_commitment=commit_retained(key=b"k" * 32, part_digests=["00" * 32, "11" * 32]),
+    )
+
+
+def deletion_set(commitments: list[SubjectCommitment]) -> DeletionSet:
+    return DeletionSet(
+        requests=len(commitments),
+        subjects=len(commitments),
+        records=25,
+        root=deletion_root(commitments),
+        class_histogram={"0": 20, "1": 5},
+        kl_retained_original=0.009,
+        kl_original_retained=0.0091,
+    )
 
 
 class Issuer:
@@ -184,41 +119,15 @@ class Issuer:
         retrain = rule == "retrain"
         epsilon, delta, target = (0.0, 0.0, 0.0) if retrain else (EPSILON, DELTA, TARGET)
         sigma = needed_sigma(calibration, epsilon=EPSILON, delta=DELTA - failure, distance=TARGET)
-        previous = self.chain[-1] if self.chain else None
-        lifetime = extend_lifetime(
-            previous.statement.predicate.lifetime if previous else None,
-            previous.envelope.digest if previous else None,
-            mechanism=mechanism,
-            shift=target / sigma,
-            failure_probability=failure,
-            assurance=assurance,
-            delta=DELTA,
-            cap=20.0,
-        )
+        lifetime = self.lifetime(kind, shift=target / sigma, failure=failure)
         return Predicate(
             certificate_id=evidence.certificate_id,
             model=self.model,
             version=self.published[0] + 1,
             parent=Parent(version=self.published[0], checkpoint_sha256=self.published[1]),
             mechanism=mechanism,
-            objective=Objective(
-                family=family,
-                loss="cross-entropy",
-                regularisation=LAMBDA,
-                anchor_sha256=None,
-                origins=Origins(features="as recorded", constants="none", anchor="zero"),
-                dimension=1000,
-                retained_data_commitment=commit_retained(key=b"k" * 32, part_digests=["00" * 32, "11" * 32]),
-            ),
-            deletion_set=DeletionSet(
-                requests=len(commitments),
-                subjects=len(commitments),
-                records=25,
-                root=deletion_root(commitments),
-                class_histogram={"0": 20, "1": 5},
-                kl_retained_original=0.009,
-                kl_original_retained=0.0091,
-            ),
+            objective=objective(family),
+            deletion_set=deletion_set(commitments),
             guarantee=guarantee_for(rule=rule, assurance=assurance, epsilon=epsilon, delta=delta),
             bound=Bound(
                 distance_target=target,
@@ -242,6 +151,20 @@ class Issuer:
                 flags=("torch.use_deterministic_algorithms",),
             ),
             issued_at=datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC),
+        )
+
+    def lifetime(self, kind: str, *, shift: float, failure: float) -> Lifetime:
+        mechanism, _, assurance, _, _ = KINDS[kind]
+        previous = self.chain[-1] if self.chain else None
+        return extend_lifetime(
+            previous.statement.predicate.lifetime if previous else None,
+            previous.envelope.digest if previous else None,
+            mechanism=mechanism,
+            shift=shift,
+            failure_probability=failure,
+            assurance=assurance,
+            delta=DELTA,
+            cap=20.0,
         )
 
     def issue(

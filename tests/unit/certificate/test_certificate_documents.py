@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from certificate_cases import KINDS, TARGET, Issuer, evidence_for, uuid7
+from certificate_cases import Issuer
+from certificate_evidence_cases import KINDS, TARGET, evidence_for, uuid7
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError

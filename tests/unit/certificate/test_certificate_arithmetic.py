@@ -1,0 +1,120 @@
+"""Numbers nudged and signed again: too little noise and unfounded assurance are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from certificate_cases import Issuer, needed_sigma
+from certificate_evidence_cases import DELTA, EPSILON, FAILURE, KINDS, TARGET
+from certificate_reports import KEY, failed_lines, refused, report_on, resigned
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from certificate.assurance import guarantee_for
+from certificate.chain import extend_lifetime
+from certificate.verify import Report, verify
+
+
+def sigma(calibration: str = "analytic", **kwargs: float) -> float:
+    return needed_sigma(calibration, **({"epsilon": EPSILON, "delta": DELTA, "distance": TARGET} | kwargs))
+
+
+def noise_failure(kind: str, **edit: Any) -> Report:
+    """The lifetime is recomputed honestly for the edited noise, so that line 4 alone can fail."""
+    issuer = Issuer(KEY)
+    issued = issuer.issue(kind)
+    predicate = issued.statement.predicate
+    noise, bound = edit.get("noise", {}), edit.get("bound", {})
+    shift = bound.get("distance_target", TARGET) / noise.get("sigma", predicate.noise.sigma)
+    lifetime = extend_lifetime(
+        None,
+        None,
+        mechanism=predicate.mechanism,
+        shift=shift,
+        failure_probability=bound.get("failure_probability", predicate.bound.failure_probability),
+        assurance=predicate.guarantee.assurance,
+        delta=DELTA,
+        cap=None,
+    )
+    issuer = Issuer(KEY)
+    issued = issuer.issue(kind, edit=edit | {"lifetime": lifetime.model_dump()})
+    return verify(issuer.pack(), model=issued.model)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(
+        ["tr-proved", "tr-proved-classical", "tr-conditional", "tr-heuristic", "guo2020-as-published"]
+    ),
+    st.floats(0.01, 1 - 1e-11),
+)
+def test_sigma_too_small_by_any_factor_is_refused(kind, factor):
+    calibration = KINDS[kind][4]
+    failure = FAILURE if KINDS[kind][1] == "B2" else 0.0
+    small = sigma(calibration, delta=DELTA - failure) * factor
+    refused(noise_failure(kind, noise={"sigma": small}), 4, "need")
+
+
+def test_more_noise_than_needed_is_fine():
+    assert noise_failure("tr-proved", noise={"sigma": sigma() * 1.5}).verified
+
+
+def test_sigma_for_delta_instead_of_delta_less_p_is_refused():
+    refused(noise_failure("tr-conditional", noise={"sigma": sigma(delta=DELTA)}), 4, "δ - p")
+
+
+def test_a_failure_probability_that_uses_up_delta_is_refused():
+    report = noise_failure("tr-conditional", bound={"failure_probability": DELTA * 0.999999})
+    assert 4 in failed_lines(report)
+    issuer = resigned("tr-conditional", bound={"failure_probability": DELTA})
+    assert 4 in failed_lines(report_on(issuer))
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 1.5, 8.0])
+def test_classical_noise_from_epsilon_one_on_is_refused(epsilon):
+    guarantee = guarantee_for(rule="B1", assurance="proved", epsilon=epsilon, delta=DELTA)
+    report = noise_failure(
+        "tr-proved-classical", guarantee=guarantee.model_dump() | {"assumptions": guarantee.assumptions}
+    )
+    refused(report, 4, "ε < 1")
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, DELTA), (EPSILON, 0.0), (1e-308, 1e-308), (1e300, 0.5)])
+def test_headlines_no_noise_can_give_are_refused_without_a_crash(epsilon, delta):
+    report = noise_failure("tr-proved", guarantee={"epsilon": epsilon, "delta": delta})
+    if epsilon == 1e300:
+        assert 4 in failed_lines(report) or report.verified
+    else:
+        refused(report, 4, "")
+
+
+@pytest.mark.parametrize("family", ["mlp", "allcnn", "resnet18", "my-plugin", "Softmax"])
+def test_proved_on_a_network_is_refused(family):
+    refused(report_on(resigned(objective={"family": family})), 5, "convex")
+
+
+def test_assurance_above_what_the_rule_gives_is_refused():
+    for kind, claimed in [
+        ("tr-conditional", "proved"),
+        ("tr-paper-as-published", "conditional"),
+        ("guo2020-as-published", "proved"),
+    ]:
+        issuer = resigned(kind, guarantee={"assurance": claimed})
+        assert 5 in failed_lines(report_on(issuer))
+        assert "does not give" in report_on(issuer).lines[4].detail
+
+
+def test_assumptions_inequalities_and_data_independence_must_be_stated():
+    refused(
+        report_on(resigned("tr-conditional", guarantee={"assumptions": ()})),
+        5,
+        "retraining-reaches-reference",
+    )
+    refused(report_on(resigned("tr-conditional", bound={"inequalities": ("mu0 > 0",)})), 5, "h < 1/2")
+    refused(report_on(resigned("tr-proved", noise={"data_independent": False})), 5, "depend on the data")
+
+
+def test_mechanism_and_rule_must_belong_together():
+    refused(report_on(resigned("tr-proved", mechanism="guo2020")), 5, "not bounded by")
+    assert 5 in failed_lines(report_on(resigned("tr-proved", bound={"failure_probability": 1e-9})))

@@ -1,0 +1,85 @@
+"""Evidence that does not open the commitment or does not support the bound is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from certificate_cases import Issuer
+from certificate_evidence_cases import TARGET, lanczos, uuid7
+from certificate_reports import KEY, refused, report_on, resigned
+
+from certificate.verify import Report
+
+
+def with_evidence(kind: str, **changes: Any) -> Report:
+    return report_on(resigned(kind, evidence_edit=changes))
+
+
+def test_evidence_of_another_run_does_not_open_the_commitment():
+    issuer = Issuer(KEY)
+    issued = issuer.issue()
+    other = issued.evidence.model_copy(update={"salt": "00" * 16})
+    refused(report_on(issuer, evidence=other), 8, "commits to")
+
+
+def test_a_target_below_the_evidence_is_refused():
+    refused(with_evidence("tr-proved", distance=TARGET * 1.01), 8, "above Δ*")
+    refused(with_evidence("tr-proved", gradient_norm=2e-6), 8, "its own numbers give")
+    refused(with_evidence("tr-proved", gradient_norm=2e-6, distance=2.1e-4), 8, "above Δ*")
+    refused(with_evidence("guo2020-as-published", distance=TARGET * 1.01), 8, "above Δ*")
+    refused(with_evidence("tr-proved", rounding_error=1.1e-6), 8, "rounding error alone")
+    refused(with_evidence("tr-proved", distance=0.0), 8, "its own numbers give")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"floor": 0.2}, "Ritz values give"),
+        ({"floor": -0.1}, "not above 0"),
+        ({"hessian_lipschitz": 1e9}, "not below 1/2"),
+        ({"kantorovich": 1e-9}, "the evidence says h"),
+        ({"ball_radius": 1e-9}, "ball smaller"),
+        ({"runs": ()}, "no Lanczos run"),
+        ({"hessian_lipschitz_source": "sampled"}, "sampled"),
+    ],
+)
+def test_curvature_that_does_not_support_b2_is_refused(change, words):
+    refused(with_evidence("tr-conditional", curvature=lanczos().model_copy(update=change)), 8, words)
+
+
+def test_failure_probabilities_and_ritz_values_are_added_up():
+    curvature = lanczos()
+    spent = curvature.runs + (curvature.runs[0],) * 2
+    refused(
+        with_evidence("tr-conditional", curvature=curvature.model_copy(update={"runs": spent})),
+        8,
+        "p_j sum to",
+    )
+    run = curvature.runs[0].model_copy(update={"ritz_min": 0.06})
+    refused(
+        with_evidence("tr-conditional", curvature=curvature.model_copy(update={"runs": (run,)})),
+        8,
+        "extremes",
+    )
+    refused(with_evidence("tr-conditional", curvature=None), 8, "curvature")
+
+
+def test_the_split_route_adds_lambda():
+    run = (
+        lanczos()
+        .runs[0]
+        .model_copy(update={"route": "split", "ritz_min": -0.001, "ritz_max": 0.001, "ritz_values": ()})
+    )
+    curvature = lanczos().model_copy(update={"runs": (run,), "floor": 0.0089, "hessian_lipschitz": 1.0})
+    gradient = 1e-8
+    update = {
+        "gradient_norm": gradient,
+        "distance": 2.0e-6,
+        "curvature": curvature.model_copy(update={"kantorovich": 1e-3, "ball_radius": 1e-5}),
+    }
+    assert with_evidence("tr-conditional", **update).verified
+
+
+def test_evidence_of_another_certificate_is_refused():
+    refused(report_on(resigned(certificate_id=uuid7(77))), 8, "another certificate")
