@@ -7,6 +7,7 @@ from redis import Redis
 from rq import Queue
 
 from app import queueing, vault
+from app.access.cache import CallerCache
 from app.db.session import Database
 from app.embedded import redis_url
 from app.settings import Settings
@@ -35,6 +36,10 @@ class Services:
     @cached_property
     def storage(self) -> Storage:
         return Storage(self.settings.storage)
+
+    @cached_property
+    def callers(self) -> CallerCache:
+        return CallerCache()
 
     @cached_property
     def vault(self) -> vault.Vault:

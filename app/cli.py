@@ -11,31 +11,15 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from app import logs
 from app import migrate as schema
 from app.access import service as access
 from app.access.scopes import Scope
 from app.bootstrap import Services
-from app.settings import Settings, SettingsError, load_settings
+from app.startup import refuse, settings_or_exit
 
 P = ParamSpec("P")
 key = typer.Typer(help="API keys.", no_args_is_help=True)
 console = Console()
-
-
-def refuse(message: str) -> typer.Exit:
-    """One line on standard error, exit 2."""
-    Console(stderr=True).print(f"lethe: {message}", markup=False, highlight=False, soft_wrap=True)
-    return typer.Exit(2)
-
-
-def settings_or_exit() -> Settings:
-    try:
-        settings = load_settings()
-    except SettingsError as problem:
-        raise refuse(str(problem)) from None
-    logs.configure(settings)
-    return settings
 
 
 def _clear_errors(command: Callable[P, None]) -> Callable[P, None]:
@@ -53,6 +37,7 @@ def _clear_errors(command: Callable[P, None]) -> Callable[P, None]:
     return guarded
 
 
+@_clear_errors
 def up(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[

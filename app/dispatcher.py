@@ -21,7 +21,7 @@ from app.clock import new_id, now
 from app.db import transitions
 from app.db.manifest import Manifest, Policy
 from app.db.states import JobState, ModelState
-from app.db.tables import Job, Lease, Model, OutboxMessage
+from app.db.tables import IdempotencyKey, Job, Lease, Model, OutboxMessage
 from app.db.upsert import insert_if_absent
 from app.settings import Settings
 
@@ -45,6 +45,7 @@ class Dispatcher:
         self.queue_waiting_jobs()
         self.announce_lost_messages()
         self.send_outbox()
+        self.forget_expired()
         return True
 
     def seal_due(self) -> None:
@@ -109,6 +110,10 @@ class Dispatcher:
             queueing.send(self.services.queue, message.function, message.job_id, message.token)
             with self.services.database.writing() as session:
                 session.execute(delete(OutboxMessage).where(OutboxMessage.id == message.id))
+
+    def forget_expired(self) -> None:
+        with self.services.database.writing() as session:
+            session.execute(delete(IdempotencyKey).where(IdempotencyKey.expires_at < now()))
 
     def release_lease(self) -> None:
         with self.services.database.writing() as session:

@@ -70,6 +70,11 @@ class Gone(ServiceError):
     title = "No longer available"
 
 
+class IdempotencyMismatch(ServiceError):
+    status = 422
+    title = "The Idempotency-Key was used for another request"
+
+
 class BodyTooLarge(ServiceError):
     status = 413
     title = "The body is too large"

@@ -13,6 +13,7 @@ from app.batches.endpoints import router as batches
 from app.bootstrap import Services
 from app.certificates.endpoints import router as certificates
 from app.erasures.endpoints import router as erasures
+from app.erasures.intake import Intake
 from app.middleware import BodyLimit, Metrics, Surround
 from app.models.endpoints import router as models
 from app.settings import Settings
@@ -32,6 +33,7 @@ class State(TypedDict):
 
     services: Services
     metrics: Metrics
+    intake: Intake
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -39,7 +41,8 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[State]:
-        yield State(services=services, metrics=metrics)
+        async with Intake(services) as intake:
+            yield State(services=services, metrics=metrics, intake=intake)
         services.close()
 
     app = FastAPI(

@@ -33,9 +33,9 @@ class Vault:
         return hmac.digest(self._mac_key, purpose.encode() + b"\0" + text.encode(), hashlib.sha256)
 
 
-def row_of(task_id: UUID, ordinal: int) -> str:
-    """What a ciphertext is bound to: it opens in its own row only."""
-    return f"{task_id}/{ordinal}"
+def row_of(erasure_id: UUID, ordinal: int) -> str:
+    """What a ciphertext is bound to: it opens as this subject of this request only."""
+    return f"{erasure_id}/{ordinal}"
 
 
 def _derive(key: bytes, purpose: bytes) -> bytes:

@@ -71,14 +71,14 @@ def run(settings: Settings) -> None:
     sweep(settings)
     jobs.use(services)
     with Presence(services):
-        worker = SimpleWorker(
-            [services.queue],
-            connection=services.redis,
-            serializer=JSONSerializer,
-            worker_ttl=60,
-            job_monitoring_interval=5,
-        )
         try:
+            worker = SimpleWorker(
+                [services.queue],
+                connection=services.redis,
+                serializer=JSONSerializer,
+                worker_ttl=60,
+                job_monitoring_interval=5,
+            )
             worker.work(logging_level="WARNING", with_scheduler=False)
         except RedisError as problem:  # the supervisor starts us again; SQL knows what was under way
             log.error("queue away", problem=type(problem).__name__)

@@ -31,9 +31,11 @@ def revoke_api_key(key_id: UUID, caller: IsAdmin, services: ServicesOf) -> Key:
     """Make a key useless at once."""
     with services.database.writing() as session:
         try:
-            return _shown(service.revoke_key(session, key_id, caller.tenant_id))
+            revoked = service.revoke_key(session, key_id, caller.tenant_id)
         except service.AccessError as problem:
             raise NotFound(str(problem)) from None
+    services.callers.forget(key_id)
+    return _shown(revoked)
 
 
 def _shown(record: ApiKey) -> Key:

@@ -1,14 +1,15 @@
 """Who calls, and whether they may: dependencies of every endpoint."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from app.access import service
+from app.access.cache import Caller
 from app.access.scopes import Scope
-from app.access.service import Caller
 from app.bootstrap import Services
 from app.errors import Forbidden, Unauthenticated
 
@@ -16,7 +17,7 @@ _bearer = HTTPBearer(auto_error=False, description="An API key, as `Authorizatio
 Presented = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 
-def services_of(request: Request) -> Services:
+async def services_of(request: Request) -> Services:
     services: Services = request.state.services
     return services
 
@@ -24,21 +25,30 @@ def services_of(request: Request) -> Services:
 ServicesOf = Annotated[Services, Depends(services_of)]
 
 
-def identify(services: ServicesOf, presented: Presented) -> Caller | None:
+async def identify(services: ServicesOf, presented: Presented) -> Caller | None:
     if presented is None:
         return None
-    with services.database.reading() as session:
-        caller = service.authenticate(session, presented.credentials)
+    caller = services.callers.get(presented.credentials)
+    if caller is None:
+        caller = await run_in_threadpool(_look_up, services, presented.credentials)
     if caller is None:
         raise Unauthenticated("The API key is unknown or revoked.")
+    return caller
+
+
+def _look_up(services: Services, credentials: str) -> Caller | None:
+    with services.database.reading() as session:
+        caller = service.authenticate(session, credentials)
+    if caller is not None:
+        services.callers.put(credentials, caller)
     return caller
 
 
 Identified = Annotated[Caller | None, Depends(identify)]
 
 
-def require(scope: Scope) -> Callable[[Caller | None], Caller]:
-    def guard(caller: Identified) -> Caller:
+def require(scope: Scope) -> Callable[[Caller | None], Awaitable[Caller]]:
+    async def guard(caller: Identified) -> Caller:
         if caller is None:
             raise Unauthenticated("Send an API key as `Authorization: Bearer …`.")
         if not caller.may(scope):
@@ -48,13 +58,15 @@ def require(scope: Scope) -> Callable[[Caller | None], Caller]:
     return guard
 
 
-def require_or_public(scope: Scope) -> Callable[[Services, Caller | None], Caller | None]:
+def require_or_public(scope: Scope) -> Callable[[Services, Caller | None], Awaitable[Caller | None]]:
     """Open to everyone where the operator said so; None stands for the public."""
 
-    def guard(services: ServicesOf, caller: Identified) -> Caller | None:
+    check = require(scope)
+
+    async def guard(services: ServicesOf, caller: Identified) -> Caller | None:
         if caller is None and services.settings.public_certificates:
             return None
-        return require(scope)(caller)
+        return await check(caller)
 
     return guard
 

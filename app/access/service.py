@@ -11,6 +11,7 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from app.access import repository
+from app.access.cache import Caller
 from app.access.scopes import Scope
 from app.clock import new_id, now
 from app.db.tables import ApiKey, Tenant
@@ -26,16 +27,6 @@ class AccessError(Exception):
 class MadeKey:
     record: ApiKey
     secret: str
-
-
-@dataclass(frozen=True)
-class Caller:
-    tenant_id: UUID
-    key_id: UUID
-    scopes: frozenset[str]
-
-    def may(self, scope: Scope) -> bool:
-        return scope in self.scopes or Scope.ADMIN in self.scopes
 
 
 def create_key(session: Session, *, tenant: str, name: str, scopes: Sequence[Scope]) -> MadeKey:

@@ -4,8 +4,8 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
+from app.access.cache import Caller
 from app.access.guard import CanAudit, CanReadCertificates, MayBePublic, ServicesOf
-from app.access.service import Caller
 from app.certificates import repository, service
 from app.certificates.schemas import CertificateShown, ConsistencyProof, InclusionProof
 from app.db.tables import Certificate

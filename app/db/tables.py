@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, ForeignKey, Index, Integer, LargeBinary, String, UniqueConstraint
+from sqlalchemy import BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.clock import new_id, now
@@ -135,7 +135,21 @@ class Erasure(Base):
     subjects: Mapped[int]
     received_at: Mapped[datetime]
     due_at: Mapped[datetime]
+    extended_at: Mapped[datetime | None]
+    extension_reason: Mapped[str | None] = mapped_column(String(200))
     created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class IdempotencyKey(Base):
+    """The answer already given to a request; key and payload are kept as keyed hashes, for a while."""
+
+    __tablename__ = "idempotency_keys"
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    key_hash: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+    fingerprint: Mapped[bytes] = mapped_column(LargeBinary(32))
+    erasure_id: Mapped[UUID] = mapped_column(unique=True)
+    answer: Mapped[str] = mapped_column(Text())
+    expires_at: Mapped[datetime] = mapped_column(index=True)
 
 
 class Task(Base):

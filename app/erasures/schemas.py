@@ -56,5 +56,6 @@ class ErasureShown(BaseModel):
     jurisdiction: str | None
     received_at: datetime
     due_at: datetime
+    extension_reason: str | None = Field(description="Why the deadline was extended, if it was.")
     overdue: bool
     tasks: list[TaskShown]

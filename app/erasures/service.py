@@ -1,20 +1,19 @@
 """Erasure requests: recorded with one task per model, identifiers encrypted, state derived."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from app.bootstrap import Services
 from app.clock import new_id, now
-from app.db.states import ModelState, SubjectOutcome, TaskState
-from app.db.tables import Erasure, Model, Task, TaskSubject
+from app.db.states import SubjectOutcome, TaskState
+from app.db.tables import Erasure
 from app.erasures import repository
 from app.erasures.deadlines import months_later
+from app.erasures.recording import Idempotency, Prepared
 from app.erasures.schemas import ErasureRequest, ErasureShown, TaskShown
 from app.errors import InvalidRequest, NotFound
-from app.models import repository as models
 from app.vault import Vault, row_of
 
 # From least to most advanced; `failed` stands outside and wins.
@@ -27,28 +26,36 @@ def derived_state(tasks: Iterable[TaskState]) -> TaskState:
     return TaskState.FAILED if TaskState.FAILED in states else min(states, key=_ORDER.index)
 
 
-def record(services: Services, tenant_id: UUID, body: ErasureRequest) -> ErasureShown:
+def prepare(vault: Vault, tenant_id: UUID, body: ErasureRequest, idempotency_key: str | None) -> Prepared:
+    """Everything about a request that needs no database: encryption, deadline, fingerprint."""
     created = now()
     received = _plausible(body.received_at or created, created)
-    erasure = Erasure(
-        id=new_id(),
-        tenant_id=tenant_id,
-        reference=body.reference,
-        reason=body.reason,
-        jurisdiction=body.jurisdiction,
-        subjects=len(set(body.subjects)),
-        received_at=received,
-        due_at=months_later(received, 1),
-        created_at=created,
+    erasure_id = new_id()
+    subjects = list(dict.fromkeys(body.subjects))
+    return Prepared(
+        erasure={
+            "id": erasure_id,
+            "tenant_id": tenant_id,
+            "reference": body.reference,
+            "reason": body.reason,
+            "jurisdiction": body.jurisdiction,
+            "subjects": len(subjects),
+            "received_at": received,
+            "due_at": months_later(received, 1),
+            "created_at": created,
+        },
+        identifiers=[vault.encrypt(subject, row=row_of(erasure_id, i)) for i, subject in enumerate(subjects)],
+        models=None if body.models is None else frozenset(body.models),
+        idempotency=None if idempotency_key is None else _idempotency(vault, idempotency_key, body),
     )
-    with services.database.writing() as session:
-        targets = _targets(session, tenant_id, body.models)
-        session.add(erasure)
-        session.flush()
-        for model in targets:
-            _add_task(session, services.vault, erasure, model, list(dict.fromkeys(body.subjects)))
-        session.flush()
-        return shown(session, erasure)
+
+
+def _idempotency(vault: Vault, key: str, body: ErasureRequest) -> Idempotency:
+    """Keyed hashes: neither the caller's key nor the payload can be read, or guessed, from the database."""
+    return Idempotency(
+        key_hash=vault.keyed_hash(key, purpose="idempotency key"),
+        fingerprint=vault.keyed_hash(body.model_dump_json(), purpose="idempotency fingerprint"),
+    )
 
 
 def get(session: Session, tenant_id: UUID, erasure_id: UUID) -> Erasure:
@@ -83,6 +90,7 @@ def shown(session: Session, erasure: Erasure) -> ErasureShown:
         jurisdiction=erasure.jurisdiction,
         received_at=erasure.received_at,
         due_at=erasure.due_at,
+        extension_reason=erasure.extension_reason,
         overdue=state not in (TaskState.COMPLETED, TaskState.WITHDRAWN) and erasure.due_at < now(),
         tasks=tasks,
     )
@@ -92,32 +100,3 @@ def _plausible(received: datetime, created: datetime) -> datetime:
     if not created - timedelta(days=3653) <= received <= created + timedelta(minutes=5):
         raise InvalidRequest("received_at must lie in the past ten years.")
     return received
-
-
-def _targets(session: Session, tenant_id: UUID, names: Sequence[str] | None) -> Sequence[Model]:
-    if names is None:
-        live = models.of_tenant(tenant_id).where(Model.state != ModelState.RETIRED)
-        return session.scalars(live).all()
-    found = models.all_named(session, tenant_id, names)
-    if missing := sorted(set(names) - {model.name for model in found}):
-        raise InvalidRequest(f"There is no model {', '.join(missing)}.")
-    return found
-
-
-def _add_task(
-    session: Session, vault: Vault, erasure: Erasure, model: Model, subjects: Sequence[str]
-) -> None:
-    task = Task(
-        id=new_id(),
-        erasure_id=erasure.id,
-        model_id=model.id,
-        subjects=len(subjects),
-        due_at=erasure.due_at,
-        created_at=erasure.created_at,
-    )
-    session.add(task)
-    session.flush()
-    session.add_all(
-        TaskSubject(task_id=task.id, ordinal=i, identifier=vault.encrypt(subject, row=row_of(task.id, i)))
-        for i, subject in enumerate(subjects)
-    )

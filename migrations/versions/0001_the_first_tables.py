@@ -82,12 +82,29 @@ def upgrade() -> None:
         sa.Column("subjects", sa.Integer(), nullable=False),
         sa.Column("received_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("due_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("extended_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("extension_reason", sa.String(length=200), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_erasures_tenant_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_erasures")),
     )
     with op.batch_alter_table("erasures", schema=None) as batch_op:
         batch_op.create_index(batch_op.f("ix_erasures_tenant_id"), ["tenant_id"], unique=False)
+
+    op.create_table(
+        "idempotency_keys",
+        sa.Column("tenant_id", sa.Uuid(), nullable=False),
+        sa.Column("key_hash", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("fingerprint", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("erasure_id", sa.Uuid(), nullable=False),
+        sa.Column("answer", sa.Text(), nullable=False),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_idempotency_keys_tenant_id")),
+        sa.PrimaryKeyConstraint("tenant_id", "key_hash", name=op.f("pk_idempotency_keys")),
+        sa.UniqueConstraint("erasure_id", name=op.f("uq_idempotency_keys_erasure_id")),
+    )
+    with op.batch_alter_table("idempotency_keys", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_idempotency_keys_expires_at"), ["expires_at"], unique=False)
 
     op.create_table(
         "models",
@@ -329,6 +346,10 @@ def downgrade() -> None:
 
     op.drop_table("certificates")
     op.drop_table("models")
+    with op.batch_alter_table("idempotency_keys", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_idempotency_keys_expires_at"))
+
+    op.drop_table("idempotency_keys")
     with op.batch_alter_table("erasures", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_erasures_tenant_id"))
 

@@ -51,6 +51,9 @@ class Softmax(LinearObjective):
     def curve_diagonal(self, state: Tensor) -> Tensor:
         return state * (1 - state)
 
+    def curve_mean(self, state: Tensor) -> Tensor:
+        return torch.diag(state.mean(1)) - state @ state.T / state.shape[1]
+
 
 class Logistic(LinearObjective):
     """ℓ = log(1 + exp z) - y·z, labels 0 and 1."""
@@ -88,6 +91,9 @@ class Logistic(LinearObjective):
     def curve_diagonal(self, state: Tensor) -> Tensor:
         return state
 
+    def curve_mean(self, state: Tensor) -> Tensor:
+        return state.mean(1, keepdim=True)
+
 
 class Ridge(LinearObjective):
     """ℓ = ½(z - y)², real targets."""
@@ -121,3 +127,6 @@ class Ridge(LinearObjective):
 
     def curve_diagonal(self, state: Tensor) -> Tensor:
         return state
+
+    def curve_mean(self, state: Tensor) -> Tensor:
+        return state.mean(1, keepdim=True)

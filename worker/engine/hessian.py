@@ -1,9 +1,12 @@
 """Hessian-vector products of a linear-predictor objective: H·v = (1/k)·Jᵀ(∂²ℓ/∂z²)J·v + λv."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from worker.engine.preconditioner import build
 
 if TYPE_CHECKING:
     from worker.engine.linear import LinearObjective
@@ -12,9 +15,10 @@ if TYPE_CHECKING:
 class CachedHessian:
     """Rows and their curvature held in memory, in the rows' precision; vectors go in and out in float64."""
 
-    def __init__(self, objective: "LinearObjective", w: Tensor, features: Tensor) -> None:
+    def __init__(self, objective: "LinearObjective", w: Tensor, features: Tensor, seed: int = 0) -> None:
         self._objective = objective
         self._features = features  # (k, width)
+        self._seed = seed
         self._state = objective.curvature(objective.logits(w, features))  # (outputs, k)
         local = torch.tensor(float(len(features)), dtype=torch.float64, device=objective.device)
         self._total = float(objective.reduce(local))
@@ -26,11 +30,17 @@ class CachedHessian:
         total = objective.reduce(objective.pullback(bent, self._features).to(torch.float64))
         return total / self._total + objective.lam * v
 
-    def diagonal(self) -> Tensor:  # (d,)
+    def approximate_inverse(self, rank: int) -> Callable[[Tensor], Tensor] | None:
         objective = self._objective
-        weights = objective.curve_diagonal(self._state)
-        total = objective.reduce(objective.pullback(weights, self._features.square()).to(torch.float64))
-        return total / self._total + objective.lam
+        features = objective.extended(self._features)
+        weights = objective.curve_diagonal(self._state).sum(0)
+        mean = objective.curve_mean(self._state)
+        inverse = build(features, weights, mean, lam=objective.lam, rank=rank, seed=self._seed)
+
+        def apply(r: Tensor) -> Tensor:  # (d,) -> (d,)
+            return objective.ungrouped(inverse.apply(objective.grouped(r).to(features.dtype))).to(r.dtype)
+
+        return apply
 
 
 class StreamedHessian:
@@ -50,10 +60,5 @@ class StreamedHessian:
             total += objective.pullback(objective.curve(state, objective.logits(v, x)), x)
         return objective.reduce(total) / objective.total + objective.lam * v
 
-    def diagonal(self) -> Tensor:  # (d,)
-        objective = self._objective
-        total = torch.zeros_like(self._w)
-        for x, _ in objective.chunks():
-            state = objective.curvature(objective.logits(self._w, x))
-            total += objective.pullback(objective.curve_diagonal(state), x.square())
-        return objective.reduce(total) / objective.total + objective.lam
+    def approximate_inverse(self, rank: int) -> None:
+        """None: a sampled operator is the place to take one from."""

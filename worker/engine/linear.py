@@ -105,6 +105,21 @@ class LinearObjective(ABC):
         weight = (q @ x).reshape(-1)
         return torch.cat([weight, q.sum(1)]) if self.bias else weight
 
+    def extended(self, x: Tensor) -> Tensor:
+        """(c, width) -> (c, width + 1) with the bias's constant feature, if there is a bias."""
+        return torch.cat([x, x.new_ones(len(x), 1)], 1) if self.bias else x
+
+    def grouped(self, w: Tensor) -> Tensor:
+        """(d,) -> (outputs, width + 1): each output's weights and bias side by side."""
+        parts = self.unflatten(w)
+        return torch.cat([parts["weight"], parts["bias"][:, None]], 1) if self.bias else parts["weight"]
+
+    def ungrouped(self, matrix: Tensor) -> Tensor:
+        """The inverse of `grouped`."""
+        if not self.bias:
+            return matrix.reshape(-1)
+        return torch.cat([matrix[:, :-1].reshape(-1), matrix[:, -1]])
+
     # -- what a family supplies ---------------------------------------------------------------------
 
     @abstractmethod
@@ -126,6 +141,10 @@ class LinearObjective(ABC):
     @abstractmethod
     def curve_diagonal(self, state: Tensor) -> Tensor:
         """The diagonal of ∂²ℓ/∂z²: (outputs, c)."""
+
+    @abstractmethod
+    def curve_mean(self, state: Tensor) -> Tensor:
+        """∂²ℓ/∂z² averaged over rows: (outputs, outputs)."""
 
     # -- passes -------------------------------------------------------------------------------------
 
@@ -173,7 +192,7 @@ class LinearObjective(ABC):
         if sampling.rows is not None:
             picks = _stratified(self.rows.count, sampling)
             features, _ = self.rows.sample(picks)
-            return CachedHessian(self, w, features.to(self.device, torch.float32))
+            return CachedHessian(self, w, features.to(self.device, torch.float32), sampling.seed)
         if self.rows.count * self.rows.width * 8 <= _CACHE_BYTES:
             return CachedHessian(self, w, torch.cat([x for x, _ in self.chunks()]))
         return StreamedHessian(self, w)

@@ -59,7 +59,8 @@ class HessianOperator(Protocol):
     def product(self, v: Tensor) -> Tensor:  # (d,) -> (d,)
         ...
 
-    def diagonal(self) -> Tensor:  # (d,)
+    def approximate_inverse(self, rank: int) -> Callable[[Tensor], Tensor] | None:
+        """r ↦ about H⁻¹·r, symmetric positive definite, (d,) -> (d,); None where there is none to be had."""
         ...
 
 

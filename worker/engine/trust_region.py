@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+import torch
 from torch import Tensor
 
 from worker.engine.bounds import reachable, strongly_convex_distance
@@ -40,11 +41,11 @@ class SolverSettings:
     expand: float = 0.75  # η₂
     shrink: float = 0.25  # γ_dec
     grow: float = 2.0  # γ_inc
-    forcing: float = 0.1  # relative residual asked of the subproblem
+    forcing: float = 0.05  # relative residual asked of the subproblem
     sample_fraction: float = 0.05  # 1.0: exact products throughout
     least_sample: int = 2048
     most_sample_bytes: int = 64 * 2**20
-    precondition: bool = False
+    preconditioner_rank: int = 128  # 0: none
     seed: int = 0
 
 
@@ -117,9 +118,9 @@ class _Run:
         self.futile = 0
         self.w = w
         self.here = self._evaluate(w)
-        self.radius = settings.initial_radius
+        self.radius = self.distance if settings.initial_radius is None else settings.initial_radius
         self.operator: HessianOperator | None = None
-        self.metric: Tensor | None = None
+        self.inverse: Callable[[Tensor], Tensor] | None = None
         self.schedule = SampleSchedule(
             count=objective.rows.count,
             width=objective.rows.width,
@@ -129,6 +130,7 @@ class _Run:
             seed=settings.seed,
         )
         self.exact = False
+        self.settled = False  # the last step was good: curvature, and with it the preconditioner, still holds
 
     @property
     def seconds(self) -> float:
@@ -158,8 +160,8 @@ class _Run:
     def advance(self) -> Step | None:
         """One proposal, judged. None when interrupted before the judgement."""
         operator = self.operator or self._linearise()
-        quadratic = Quadratic(self.here.gradient, self._interruptible(operator), self.metric)
-        radius = self._radius(quadratic)
+        quadratic = Quadratic(self.here.gradient, self._interruptible(operator), self.inverse)
+        radius = self.radius
         proposal = self.subproblem(
             quadratic, radius, tolerance=self._tolerance(), limit=self.settings.max_products
         )
@@ -168,9 +170,10 @@ class _Run:
             return None
         there = self._evaluate(self.w + proposal.step)
         rho, accepted = self._judge(proposal, there)
-        self._resize(radius, quadratic.norm(proposal.step), rho, accepted, proposal.boundary)
+        self._resize(radius, float(torch.linalg.vector_norm(proposal.step)), rho, accepted, proposal.boundary)
         shrinkage = there.norm / self.here.norm
         self.schedule.learn(accepted=accepted, shrinkage=shrinkage, boundary=proposal.boundary)
+        self.settled = accepted and shrinkage < 0.25
         if accepted:
             self.w, self.here = self.w + proposal.step, there
         # a rejection keeps an exact model, for a smaller region; a sampled one may be what was wrong
@@ -200,21 +203,17 @@ class _Run:
         self.exact = sampling == EXACT
         self.operator = self.objective.hessian(self.w, sampling)
         self.passes += self.operator.fraction  # the logits at w
-        self.metric = self.operator.diagonal() if self.settings.precondition else None
+        if self.settings.preconditioner_rank > 0 and not self.settled:
+            self.inverse = self.operator.approximate_inverse(self.settings.preconditioner_rank)
+            self.passes += 2 * self.operator.fraction  # its two looks at the same rows
         return self.operator
-
-    def _radius(self, quadratic: Quadratic) -> float:
-        if self.radius is None:
-            stretch = 1.0 if quadratic.metric is None else float(quadratic.metric.max())
-            self.radius = self.distance * math.sqrt(stretch)
-        return self.radius
 
     def _tolerance(self) -> float:
         """Forcing term: a sample's own error makes a smaller residual worthless, and so does the target."""
         norm = self.here.norm
         forcing = min(self.settings.forcing, math.sqrt(norm)) if self.exact else self.settings.forcing
         goal = self.floor * self.target - self.here.rounding
-        return max(forcing * norm, 0.25 * goal)
+        return max(forcing * norm, 0.4 * goal)
 
     def _judge(self, proposal: Proposal, there: Evaluation) -> tuple[float, bool]:
         """ρ and whether to accept; ρ is NaN where f(w) - f(w+p) is below its own rounding."""

@@ -22,8 +22,10 @@ def objective(
 
 def shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
     outputs = manifest.classes or 1
-    weight = {"weight": (outputs, manifest.width)}
-    return weight | {"bias": (outputs,)} if manifest.bias else weight
+    expected: dict[str, tuple[int, ...]] = {"weight": (outputs, manifest.width)}
+    if manifest.bias:
+        expected["bias"] = (outputs,)
+    return expected
 
 
 def _softmax(manifest: Manifest, rows: Rows) -> Softmax:

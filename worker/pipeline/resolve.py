@@ -93,7 +93,7 @@ def _subjects(context: Context) -> tuple[Places, int]:
     places: Places = {}
     for row, erasure_id in rows:
         if row.identifier is not None:
-            identifier = context.services.vault.decrypt(row.identifier, row=row_of(row.task_id, row.ordinal))
+            identifier = context.services.vault.decrypt(row.identifier, row=row_of(erasure_id, row.ordinal))
             places.setdefault(identifier, []).append((row.task_id, row.ordinal, erasure_id))
     return places, len({row.task_id for row, _ in rows})
 
