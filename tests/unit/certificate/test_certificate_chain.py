@@ -118,6 +118,11 @@ def test_a_predecessor_of_another_model_or_signer_is_refused(chain):
     refused(verify(json.dumps(pack).encode(), model=last.model), 6, "predecessor")
 
 
+def test_links_must_count_up_by_one_and_be_of_one_model():
+    refused(report_on(resigned("tr-proved", lifetime={"index": 5})), 6, "a link is missing")
+    refused(report_on(resigned("tr-proved", model="another-model")), 6, "another model")
+
+
 def test_a_parent_that_contradicts_the_chain_is_refused():
     refused(
         report_on(resigned("tr-proved", parent={"checkpoint_sha256": "0" * 64})), 6, "parent's checkpoint"

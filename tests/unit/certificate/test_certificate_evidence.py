@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from certificate_cases import Issuer
 from certificate_evidence_cases import TARGET, lanczos, uuid7
 from certificate_reports import KEY, refused, report_on, resigned
 
+from certificate.evidence_check import curvature_floor
 from certificate.verify import Report
 
 
@@ -63,6 +65,17 @@ def test_failure_probabilities_and_ritz_values_are_added_up():
         "extremes",
     )
     refused(with_evidence("tr-conditional", curvature=None), 8, "curvature")
+
+
+def test_a_ritz_value_is_not_a_floor():
+    """Kuczyński–Woźniakowski by hand: k = 400, d = 1000, p_j = 5e-10 give √ε_k = ln(3.296·√1000/p_j)/799."""
+    run = lanczos().runs[0]
+    spread = (math.log(3.296 * math.sqrt(1000) / 5e-10) / 799) ** 2
+    by_hand = 0.05 - spread * 0.95 / (1 - 2 * spread) - 1e-12
+    assert curvature_floor(run, 1000) == pytest.approx(by_hand, rel=1e-14)
+    assert curvature_floor(run.model_copy(update={"steps": 10}), 1000) is None
+    curvature = lanczos().model_copy(update={"floor": run.ritz_min})
+    refused(with_evidence("tr-conditional", curvature=curvature), 8, "Ritz values give")
 
 
 def test_the_split_route_adds_lambda():
