@@ -1,15 +1,17 @@
 """Hessian-vector products of a linear-predictor objective: H·v = (1/k)·Jᵀ(∂²ℓ/∂z²)J·v + λv."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from worker.engine.objective import ApproximateInverse
 from worker.engine.preconditioner import build
 
 if TYPE_CHECKING:
     from worker.engine.linear import LinearObjective
+
+_PRECONDITIONER_ROWS = 1536  # more rows hardly improve a preconditioner and cost as much as products
 
 
 class CachedHessian:
@@ -30,17 +32,17 @@ class CachedHessian:
         total = objective.reduce(objective.pullback(bent, self._features).to(torch.float64))
         return total / self._total + objective.lam * v
 
-    def approximate_inverse(self, rank: int) -> Callable[[Tensor], Tensor] | None:
+    def approximate_inverse(self, rank: int) -> ApproximateInverse | None:
         objective = self._objective
-        features = objective.extended(self._features)
-        weights = objective.curve_diagonal(self._state).sum(0)
-        mean = objective.curve_mean(self._state)
+        stride = -(-len(self._features) // _PRECONDITIONER_ROWS)
+        features, state = objective.extended(self._features[::stride]), self._state[:, ::stride]
+        weights, mean = objective.curve_diagonal(state).sum(0), objective.curve_mean(state)
         inverse = build(features, weights, mean, lam=objective.lam, rank=rank, seed=self._seed)
 
         def apply(r: Tensor) -> Tensor:  # (d,) -> (d,)
             return objective.ungrouped(inverse.apply(objective.grouped(r).to(features.dtype))).to(r.dtype)
 
-        return apply
+        return ApproximateInverse(apply, passes=2 * len(features) / objective.rows.count)
 
 
 class StreamedHessian:

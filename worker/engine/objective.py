@@ -48,6 +48,14 @@ class Sampling:
 EXACT = Sampling()
 
 
+@dataclass(frozen=True, slots=True)
+class ApproximateInverse:
+    """r ↦ about H⁻¹·r, symmetric positive definite, and the passes over the rows it took to build."""
+
+    apply: Callable[[Tensor], Tensor]  # (d,) -> (d,)
+    passes: float
+
+
 class HessianOperator(Protocol):
     """v ↦ H·v at a fixed point, perhaps over a sample of the rows."""
 
@@ -59,8 +67,8 @@ class HessianOperator(Protocol):
     def product(self, v: Tensor) -> Tensor:  # (d,) -> (d,)
         ...
 
-    def approximate_inverse(self, rank: int) -> Callable[[Tensor], Tensor] | None:
-        """r ↦ about H⁻¹·r, symmetric positive definite, (d,) -> (d,); None where there is none to be had."""
+    def approximate_inverse(self, rank: int) -> ApproximateInverse | None:
+        """A preconditioner from at most `rank` directions of the features; None where there is none."""
         ...
 
 

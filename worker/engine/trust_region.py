@@ -42,7 +42,7 @@ class SolverSettings:
     shrink: float = 0.25  # γ_dec
     grow: float = 2.0  # γ_inc
     forcing: float = 0.05  # relative residual asked of the subproblem
-    sample_fraction: float = 0.05  # 1.0: exact products throughout
+    sample_fraction: float = 0.06  # 1.0: exact products throughout
     least_sample: int = 2048
     most_sample_bytes: int = 64 * 2**20
     preconditioner_rank: int = 128  # 0: none
@@ -204,8 +204,9 @@ class _Run:
         self.operator = self.objective.hessian(self.w, sampling)
         self.passes += self.operator.fraction  # the logits at w
         if self.settings.preconditioner_rank > 0 and not self.settled:
-            self.inverse = self.operator.approximate_inverse(self.settings.preconditioner_rank)
-            self.passes += 2 * self.operator.fraction  # its two looks at the same rows
+            built = self.operator.approximate_inverse(self.settings.preconditioner_rank)
+            self.inverse = built.apply if built else None
+            self.passes += built.passes if built else 0.0
         return self.operator
 
     def _tolerance(self) -> float:
