@@ -88,3 +88,8 @@ class RangeNotSatisfiable(ServiceError):
 class Unavailable(ServiceError):
     status = 503
     title = "Temporarily unavailable"
+
+
+class UnsupportedMedia(ServiceError):
+    status = 415
+    title = "The media type is not taken here"

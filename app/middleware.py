@@ -64,7 +64,7 @@ class Surround:
 
 
 class BodyLimit:
-    """Files come by PUT and have their own limit; every other body is JSON."""
+    """Files come by PUT or in bulk and have their own limit; every other body is JSON."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app, self.settings = app, settings
@@ -72,7 +72,8 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        limit = self.settings.max_upload_bytes if scope["method"] == "PUT" else self.settings.max_body_bytes
+        is_file = scope["method"] == "PUT" or scope["path"].endswith("/bulk")
+        limit = self.settings.max_upload_bytes if is_file else self.settings.max_body_bytes
         declared = Headers(scope=scope).get("content-length", "")
         seen = int(declared) if declared.isdecimal() else 0
 

@@ -1,6 +1,6 @@
 """The `lethe` command. Verbs of the server are found through entry points, so this imports none of it."""
 
-import sys
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +37,13 @@ def verify(
     """Verify a certificate offline: exit 0 verified, 1 not verified, 2 unusable input."""
     raise typer.Exit(
         run_verify(
-            pack=pack, model=model, evidence=evidence, receipt=receipt, since=since, as_json=as_json, write=typer.echo
+            pack=pack,
+            model=model,
+            evidence=evidence,
+            receipt=receipt,
+            since=since,
+            as_json=as_json,
+            write=typer.echo,
         )
     )
 
@@ -56,12 +62,12 @@ def _add_server_verbs() -> None:
             app.command(point.name)(target)
 
 
-def _needs_extra(point: EntryPoint, missing: str) -> "typer.models.CommandFunctionType":
+def _needs_extra(point: EntryPoint, missing: str) -> Callable[[], None]:
     extra = "worker" if point.value.startswith("worker.") else "gateway"
 
     def explain() -> None:
         Console(stderr=True).print(
-            f"lethe: `lethe {point.name}` needs the server: pip install 'lethe[{extra}]' (missing: {missing})",
+            f"lethe: `lethe {point.name}` needs the server (no {missing}): pip install 'lethe[{extra}]'",
             markup=False,
             soft_wrap=True,
         )
@@ -79,4 +85,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,15 +1,21 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from app.access.guard import CanReadErasures, CanWriteErasures, ServicesOf
+from app.clock import now
+from app.db.states import TaskState
 from app.db.tables import Erasure
-from app.erasures import repository, service
+from app.erasures import bulk, repository, service
 from app.erasures.intake import Intake
-from app.erasures.schemas import ErasureRequest, ErasureShown
+from app.erasures.recording import Answer, record_group
+from app.erasures.schemas import NO_CONTROLS, ErasureDetails, ErasureRequest, ErasureShown, Extension
+from app.errors import ServiceError
+from app.models.schemas import NAME
 from app.paging import Cursor, Limit, Page, paged
+from app.uploads import body_chunks
 
 router = APIRouter(prefix="/v1/erasures", tags=["erasures"])
 INLINE_SUBJECTS = 50  # more are encrypted in a thread, so that others are not kept waiting
@@ -37,27 +43,33 @@ async def request_erasure(
     """Ask that people be erased. An unknown identifier is no error: that would tell who was in the data."""
     intake: Intake = request.state.intake
     if len(body.subjects) <= INLINE_SUBJECTS:
-        prepared = service.prepare(services.vault, caller.tenant_id, body, idempotency_key)
+        prepared = service.prepare(services.vault, caller.tenant_id, body, body.subjects, idempotency_key)
     else:
         prepared = await run_in_threadpool(
-            service.prepare, services.vault, caller.tenant_id, body, idempotency_key
+            service.prepare, services.vault, caller.tenant_id, body, body.subjects, idempotency_key
         )
-    answer = await intake.submit(prepared)
-    headers = {"Location": answer.location, "Retry-After": "5"}
-    if answer.replayed:
-        headers["Idempotent-Replayed"] = "true"
-    return Response(answer.body, 202, headers, "application/json")
+    return _accepted(await intake.submit(prepared))
 
 
 @router.get("")
 def list_erasures(
-    caller: CanReadErasures, services: ServicesOf, limit: Limit = 50, cursor: Cursor = None
+    caller: CanReadErasures,
+    services: ServicesOf,
+    state: Annotated[TaskState | None, Query(description="With a task in this state.")] = None,
+    model: Annotated[str | None, Query(pattern=NAME, description="With a task on this model.")] = None,
+    reference: Annotated[str | None, Query(max_length=200, pattern=NO_CONTROLS)] = None,
+    overdue: Annotated[bool, Query(description="Only open ones past their deadline.")] = False,
+    limit: Limit = 50,
+    cursor: Cursor = None,
 ) -> Page[ErasureShown]:
     """Newest first."""
+    query = repository.filtered(
+        caller.tenant_id, state=state, model=model, reference=reference, overdue_at=now() if overdue else None
+    )
     with services.database.reading() as session:
         return paged(
             session,
-            repository.of_tenant(caller.tenant_id),
+            query,
             Erasure.id,
             limit=limit,
             cursor=cursor,
@@ -70,3 +82,48 @@ def get_erasure(erasure_id: UUID, caller: CanReadErasures, services: ServicesOf)
     """State, deadline, and one task per model with its outcomes, version and certificate."""
     with services.database.reading() as session:
         return service.shown(session, service.get(session, caller.tenant_id, erasure_id))
+
+
+@router.delete("/{erasure_id}")
+def withdraw_erasure(
+    erasure_id: UUID,
+    caller: CanWriteErasures,
+    services: ServicesOf,
+    model: Annotated[str | None, Query(pattern=NAME, description="Only the task on this model.")] = None,
+) -> ErasureShown:
+    """Withdraw what is not sealed yet; its identifiers are forgotten at once."""
+    with services.database.writing() as session:
+        return service.shown(session, service.withdraw(session, caller.tenant_id, erasure_id, model))
+
+
+@router.post("/{erasure_id}/extend")
+def extend_deadline(
+    erasure_id: UUID, body: Extension, caller: CanWriteErasures, services: ServicesOf
+) -> ErasureShown:
+    """Extend the deadline by two months, once, with a reason."""
+    with services.database.writing() as session:
+        return service.shown(session, service.extend(session, caller.tenant_id, erasure_id, body.reason))
+
+
+@router.post("/bulk", status_code=202, response_model=ErasureShown, openapi_extra=bulk.BODY)
+def request_bulk_erasure(
+    request: Request,
+    details: Annotated[ErasureDetails, Query()],
+    caller: CanWriteErasures,
+    services: ServicesOf,
+    idempotency_key: IdempotencyHeader = None,
+) -> Response:
+    """One erasure of up to a million subjects, as NDJSON or CSV; all or nothing."""
+    subjects = bulk.subjects(request.headers.get("content-type", ""), body_chunks(request))
+    prepared = service.prepare(services.vault, caller.tenant_id, details, subjects, idempotency_key)
+    outcome = record_group(services.database, [prepared])[0]
+    if isinstance(outcome, ServiceError):
+        raise outcome
+    return _accepted(outcome)
+
+
+def _accepted(answer: Answer) -> Response:
+    headers = {"Location": answer.location, "Retry-After": "5"}
+    if answer.replayed:
+        headers["Idempotent-Replayed"] = "true"
+    return Response(answer.body, 202, headers, "application/json")

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +19,7 @@ from app.erasures.schemas import ErasureShown, TaskShown
 from app.errors import IdempotencyMismatch, InvalidRequest, ServiceError
 
 KEY_LIFE = timedelta(hours=24)
+ROWS_AT_ONCE = 5000
 
 
 @dataclass(frozen=True)
@@ -171,19 +173,21 @@ def _replay(session: Session, prepared: Prepared) -> Answer | ServiceError:
 
 
 def _insert(session: Session, fresh: Sequence[tuple[Prepared, Sequence[tuple[UUID, str]], str]]) -> None:
-    erasures, tasks, subjects = [], [], []
-    for prepared, models, _ in fresh:
-        erasures.append(prepared.erasure)
-        for model_id, _ in models:
-            task = _task(prepared.erasure, model_id)
-            tasks.append(task)
-            subjects += [
-                {"task_id": task["id"], "ordinal": i, "identifier": sealed}
-                for i, sealed in enumerate(prepared.identifiers)
-            ]
-    for table, rows in ((Erasure, erasures), (Task, tasks), (TaskSubject, subjects)):
-        if rows:
-            session.execute(insert(table), rows)
+    if not fresh:
+        return
+    tasks = [
+        (prepared, _task(prepared.erasure, model)) for prepared, models, _ in fresh for model, _ in models
+    ]
+    session.execute(insert(Erasure), [prepared.erasure for prepared, _, _ in fresh])
+    if tasks:
+        session.execute(insert(Task), [task for _, task in tasks])
+    subjects = (
+        {"task_id": task["id"], "ordinal": i, "identifier": sealed}
+        for prepared, task in tasks
+        for i, sealed in enumerate(prepared.identifiers)
+    )
+    while rows := list(islice(subjects, ROWS_AT_ONCE)):
+        session.execute(insert(TaskSubject), rows)
 
 
 def _task(erasure: dict[str, Any], model_id: UUID) -> dict[str, Any]:

@@ -19,14 +19,11 @@ EXAMPLE: dict[str, Any] = {
 }
 
 
-class ErasureRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [EXAMPLE]})
+class ErasureDetails(BaseModel):
+    """What is said about a request beside whom it concerns."""
 
-    subjects: list[SubjectId] = Field(
-        min_length=1,
-        max_length=10_000,
-        description="Identifiers as in the column subject_id of the datasets.",
-    )
+    model_config = ConfigDict(extra="forbid")
+
     models: list[Annotated[str, Field(pattern=NAME)]] | None = Field(
         None, min_length=1, max_length=1000, description="Omitted: every model of the tenant."
     )
@@ -34,8 +31,26 @@ class ErasureRequest(BaseModel):
         None, description="Your own case number; never an identifier of the person."
     )
     reason: Short | None = None
-    jurisdiction: Annotated[str, Field(max_length=50, pattern=NO_CONTROLS)] | None = None
+    jurisdiction: Annotated[str, Field(min_length=1, max_length=50, pattern=NO_CONTROLS)] | None = None
     received_at: AwareDatetime | None = Field(None, description="When the person asked; omitted: now.")
+
+
+class ErasureRequest(ErasureDetails):
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
+
+    subjects: list[SubjectId] = Field(
+        min_length=1,
+        max_length=10_000,
+        description="Identifiers as in the column subject_id of the datasets.",
+    )
+
+
+class Extension(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"reason": "complex request, GDPR art. 12(3)"}]}
+    )
+
+    reason: Short
 
 
 class TaskShown(BaseModel):

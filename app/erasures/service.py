@@ -1,6 +1,6 @@
 """Erasure requests: recorded with one task per model, identifiers encrypted, state derived."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -12,8 +12,8 @@ from app.db.tables import Erasure
 from app.erasures import repository
 from app.erasures.deadlines import months_later
 from app.erasures.recording import Idempotency, Prepared
-from app.erasures.schemas import ErasureRequest, ErasureShown, TaskShown
-from app.errors import InvalidRequest, NotFound
+from app.erasures.schemas import ErasureDetails, ErasureShown, TaskShown
+from app.errors import Conflict, InvalidRequest, NotFound
 from app.vault import Vault, row_of
 
 # From least to most advanced; `failed` stands outside and wins.
@@ -26,35 +26,44 @@ def derived_state(tasks: Iterable[TaskState]) -> TaskState:
     return TaskState.FAILED if TaskState.FAILED in states else min(states, key=_ORDER.index)
 
 
-def prepare(vault: Vault, tenant_id: UUID, body: ErasureRequest, idempotency_key: str | None) -> Prepared:
+def prepare(
+    vault: Vault,
+    tenant_id: UUID,
+    details: ErasureDetails,
+    subjects: Iterable[str],
+    idempotency_key: str | None,
+) -> Prepared:
     """Everything about a request that needs no database: encryption, deadline, fingerprint."""
     created = now()
-    received = _plausible(body.received_at or created, created)
+    received = _plausible(details.received_at or created, created)
     erasure_id = new_id()
-    subjects = list(dict.fromkeys(body.subjects))
+    unique = list(dict.fromkeys(subjects))
     return Prepared(
         erasure={
             "id": erasure_id,
             "tenant_id": tenant_id,
-            "reference": body.reference,
-            "reason": body.reason,
-            "jurisdiction": body.jurisdiction,
-            "subjects": len(subjects),
+            "reference": details.reference,
+            "reason": details.reason,
+            "jurisdiction": details.jurisdiction,
+            "subjects": len(unique),
             "received_at": received,
             "due_at": months_later(received, 1),
             "created_at": created,
         },
-        identifiers=[vault.encrypt(subject, row=row_of(erasure_id, i)) for i, subject in enumerate(subjects)],
-        models=None if body.models is None else frozenset(body.models),
-        idempotency=None if idempotency_key is None else _idempotency(vault, idempotency_key, body),
+        identifiers=[vault.encrypt(subject, row=row_of(erasure_id, i)) for i, subject in enumerate(unique)],
+        models=None if details.models is None else frozenset(details.models),
+        idempotency=None
+        if idempotency_key is None
+        else _idempotency(vault, idempotency_key, details, unique),
     )
 
 
-def _idempotency(vault: Vault, key: str, body: ErasureRequest) -> Idempotency:
+def _idempotency(vault: Vault, key: str, details: ErasureDetails, subjects: Sequence[str]) -> Idempotency:
     """Keyed hashes: neither the caller's key nor the payload can be read, or guessed, from the database."""
+    payload = "\0".join([details.model_dump_json(exclude={"subjects"}), *subjects])
     return Idempotency(
         key_hash=vault.keyed_hash(key, purpose="idempotency key"),
-        fingerprint=vault.keyed_hash(body.model_dump_json(), purpose="idempotency fingerprint"),
+        fingerprint=vault.keyed_hash(payload, purpose="idempotency fingerprint"),
     )
 
 
@@ -62,6 +71,24 @@ def get(session: Session, tenant_id: UUID, erasure_id: UUID) -> Erasure:
     erasure = repository.by_id(session, tenant_id, erasure_id)
     if erasure is None:
         raise NotFound("There is no such erasure.")
+    return erasure
+
+
+def withdraw(session: Session, tenant_id: UUID, erasure_id: UUID, model: str | None) -> Erasure:
+    erasure = get(session, tenant_id, erasure_id)
+    if not repository.withdraw(session, erasure.id, model):
+        raise Conflict(
+            "No task of this erasure can be withdrawn: each is sealed, ended or withdrawn already."
+        )
+    return erasure
+
+
+def extend(session: Session, tenant_id: UUID, erasure_id: UUID, reason: str) -> Erasure:
+    """By two further months, once, with a reason (GDPR art. 12(3))."""
+    erasure = get(session, tenant_id, erasure_id)
+    due_at = months_later(erasure.received_at, 3)
+    if not repository.extend(session, erasure, due_at=due_at, reason=reason, at=now()):
+        raise Conflict("The deadline was extended already; it can be extended once.")
     return erasure
 
 
