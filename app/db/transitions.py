@@ -17,7 +17,8 @@ from app.clock import new_id
 from app.db.states import OPEN_BATCH, BatchState, HeldReason, JobKind, JobState, ModelState, TaskState
 from app.db.tables import Batch, BatchEvent, Job, Model, OutboxMessage, Task
 
-FUNCTION = {JobKind.REGISTER: "worker.jobs.register", JobKind.UNLEARN: "worker.jobs.unlearn"}
+LONGEST_BACKOFF = timedelta(minutes=5)
+FUNCTION = {kind: f"worker.jobs.{kind}" for kind in JobKind}
 
 
 class TokenLost(Exception):
@@ -38,7 +39,7 @@ def dispatch(session: Session, job: Job, now: datetime) -> None:
     """waiting → queued: a new attempt with a new token, announced through the outbox."""
     job.state, job.attempt, job.token, job.queued_at = JobState.QUEUED, job.attempt + 1, new_id(), now
     job.heartbeat_at = None
-    _follow(session, job, BatchState.QUEUED)
+    _follow(session, job, BatchState.QUEUED, now)
     announce(session, job)
 
 
@@ -57,7 +58,7 @@ def claim(session: Session, job_id: UUID, token: UUID, now: datetime) -> bool:
     ).scalar()
     if won is None:
         return False
-    _follow(session, session.get_one(Job, job_id), BatchState.RUNNING)
+    _follow(session, session.get_one(Job, job_id), BatchState.RUNNING, now)
     return True
 
 
@@ -84,19 +85,27 @@ def finish_job(session: Session, job_id: UUID, token: UUID, now: datetime) -> No
 def attempt_failed(
     session: Session, job: Job, *, error: str, now: datetime, max_attempts: int, backoff: float
 ) -> None:
-    """running → waiting with backoff, or failed when the attempts are used up."""
+    """running → waiting with backoff, or failed when the attempts are used up.
+
+    A batch that is purging never fails: its version is published, so the clean-up is tried until it succeeds.
+    """
     job.token, job.error = None, error[:1000]
     session.execute(delete(OutboxMessage).where(OutboxMessage.job_id == job.id))
-    if job.attempt < max_attempts:
-        job.state = JobState.WAITING
-        job.run_after = now + timedelta(seconds=backoff * 2 ** (job.attempt - 1))
-        _follow(session, job, BatchState.SEALED)
+    if job.attempt < max_attempts or _is_published(session, job):
+        job.state, job.run_after = JobState.WAITING, now + backoff_after(job.attempt, backoff)
+        _follow(session, job, BatchState.SEALED, now)
         return
     job.state, job.finished_at = JobState.FAILED, now
     if job.kind == JobKind.UNLEARN:
         _fail_batch(session, job)
     else:
         reject_model(session, session.get_one(Model, job.model_id), [f"validation failed: {job.error}"])
+
+
+def backoff_after(attempt: int, first: float) -> timedelta:
+    """Doubles from attempt to attempt, up to a limit."""
+    doublings = min(attempt - 1, 30)  # attempts at a clean-up are not counted out, and 2.0**1024 overflows
+    return min(timedelta(seconds=min(first, 300.0) * 2.0**doublings), LONGEST_BACKOFF)
 
 
 # Batches
@@ -194,22 +203,21 @@ def reject_model(session: Session, model: Model, reasons: list[str]) -> None:
 # Consequences
 
 
-def _follow(session: Session, job: Job, state: BatchState) -> None:
+def _follow(session: Session, job: Job, state: BatchState, now: datetime) -> None:
     """A batch that is purging stays so: its model is published, only the clean-up is tried again."""
     batch = session.scalar(select(Batch).where(Batch.job_id == job.id))
     if batch is None:
         return
     if batch.state != BatchState.PURGING:
         batch.state = state
-        add_event(
-            session,
-            batch.id,
-            "state",
-            {"state": state, "attempt": job.attempt},
-            job.queued_at or job.run_after,
-        )
+        add_event(session, batch.id, "state", {"state": state, "attempt": job.attempt}, now)
     if state == BatchState.RUNNING:
         session.execute(update(Task).where(Task.batch_id == batch.id).values(state=TaskState.RUNNING))
+
+
+def _is_published(session: Session, job: Job) -> bool:
+    state = session.scalar(select(Batch.state).where(Batch.job_id == job.id))
+    return state == BatchState.PURGING
 
 
 def _fail_batch(session: Session, job: Job) -> None:
