@@ -54,7 +54,8 @@ def create_app(settings: Settings) -> FastAPI:
             "4XX": {"description": "A problem.", "content": {"application/problem+json": {"schema": PROBLEM}}}
         },
     )
-    for router in (health.router, access, models, versions, erasures, batches, certificates):
+    # Routers are tried in order: the busiest first.
+    for router in (erasures, batches, models, versions, certificates, access, health.router):
         app.include_router(router)
     problems.install(app)
     app.add_middleware(BodyLimit, settings=settings)

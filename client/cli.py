@@ -32,6 +32,8 @@ def verify(
     evidence: Annotated[Path | None, typer.Option(help="The restricted evidence record.")] = None,
     receipt: Annotated[Path | None, typer.Option(help="A data subject's receipt.")] = None,
     since: Annotated[Path | None, typer.Option(help="A tree head kept from earlier.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="The issuer's keys, obtained from the issuer.")] = None,
+    subject: Annotated[str | None, typer.Option(help="Whom the receipt must be about.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable answer.")] = False,
 ) -> None:
     """Verify a certificate offline: exit 0 verified, 1 not verified, 2 unusable input."""
@@ -42,6 +44,8 @@ def verify(
             evidence=evidence,
             receipt=receipt,
             since=since,
+            keys=keys,
+            subject=subject,
             as_json=as_json,
             write=typer.echo,
         )

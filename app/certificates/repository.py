@@ -1,10 +1,14 @@
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 from uuid import UUID
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, select, tuple_
 from sqlalchemy.orm import Session
 
 from app.db.tables import Certificate, LogHead, LogNode, Model, SigningKeyRecord
+from certificate import merkle
+
+T = TypeVar("T")
 
 
 def of_tenant(tenant_id: UUID) -> Select[Certificate]:
@@ -35,11 +39,16 @@ def log_head(session: Session) -> LogHead | None:
     return session.get(LogHead, 1)
 
 
-def node_reader(session: Session) -> Callable[[int, int], bytes]:
-    def node(level: int, position: int) -> bytes:
-        return session.get_one(LogNode, (level, position)).hash
-
-    return node
+def over_log(session: Session, computation: Callable[[merkle.NodeReader], T]) -> T:
+    """A proof or root computed over the log: the O(log n) nodes it reads come in one query."""
+    wanted = merkle.reads_of(computation)
+    rows = session.execute(
+        select(LogNode.level, LogNode.position, LogNode.hash).where(
+            tuple_(LogNode.level, LogNode.position).in_(wanted)
+        )
+    )
+    nodes = {(level, position): value for level, position, value in rows}
+    return computation(lambda level, position: nodes[level, position])
 
 
 def signing_keys(session: Session) -> Sequence[SigningKeyRecord]:

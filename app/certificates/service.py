@@ -60,7 +60,7 @@ def inclusion(session: Session, index: int) -> InclusionProof:
     top = head(session)
     if not 0 <= index < top.size:
         raise NotFound(f"The log has {top.size} leaves.")
-    path = merkle.inclusion_proof(index, top.size, repository.node_reader(session))
+    path = repository.over_log(session, lambda node: merkle.inclusion_proof(index, top.size, node))
     return InclusionProof(index=index, size=top.size, path=[step.hex() for step in path], checkpoint=top.note)
 
 
@@ -68,7 +68,7 @@ def consistency(session: Session, old_size: int) -> ConsistencyProof:
     top = head(session)
     if not 0 <= old_size <= top.size:
         raise InvalidRequest(f"The log has {top.size} leaves.")
-    path = merkle.consistency_proof(old_size, top.size, repository.node_reader(session))
+    path = repository.over_log(session, lambda node: merkle.consistency_proof(old_size, top.size, node))
     return ConsistencyProof(
         old_size=old_size, new_size=top.size, path=[step.hex() for step in path], checkpoint=top.note
     )

@@ -4,6 +4,7 @@ from fastapi import APIRouter, Header, Response
 from fastapi.responses import StreamingResponse
 
 from app.access.guard import CanReadCheckpoints, CanReadModels, ServicesOf
+from app.errors import NotFound
 from app.models import service as models
 from app.models.schemas import ModelName
 from app.versions import repository, service
@@ -20,6 +21,19 @@ def list_versions(name: ModelName, caller: CanReadModels, services: ServicesOf) 
         model = models.get(session, caller.tenant_id, name)
         versions = repository.of_model(session, model.id)
         return [VersionShown.model_validate(version, from_attributes=True) for version in versions]
+
+
+@router.get("/{number}/signature", response_class=Response)
+def download_signature(
+    name: ModelName, number: VersionNumber, caller: CanReadCheckpoints, services: ServicesOf
+) -> Response:
+    """`model.sig` of the checkpoint, for the OpenSSF `model_signing` tool; version 0 has none."""
+    with services.database.reading() as session:
+        version = service.downloadable(session, caller.tenant_id, name, number)
+        signature = repository.model_signature(session, version)
+    if signature is None:
+        raise NotFound("This version is not signed.")
+    return Response(signature, media_type="application/vnd.dev.sigstore.bundle.v0.3+json")
 
 
 @router.get(

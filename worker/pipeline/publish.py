@@ -31,6 +31,7 @@ def publish(
                 envelope=release.envelope.raw,
                 digest=release.envelope.digest,
                 evidence=release.evidence.to_bytes(),
+                model_signature=release.model_signature,
                 log_index=place,
             )
         )

@@ -15,6 +15,7 @@ from certificate.commitment import commit_retained, deletion_root
 from certificate.envelope import Envelope, sign
 from certificate.evidence import EvidenceRecord, Shift, TraceStep, commit
 from certificate.keys import Signer
+from certificate.model_signature import sign_model
 from certificate.predicate import SMALLEST_DESCRIBED_SET, Lifetime, Predicate, Rule
 from certificate.records import new_salt
 from certificate.statement import serialise, statement_for
@@ -34,6 +35,7 @@ class Release:
     stored: Stored
     envelope: Envelope
     evidence: EvidenceRecord
+    model_signature: bytes
 
 
 def release(
@@ -49,8 +51,9 @@ def release(
         header_metadata(certificate_id=str(certificate_id), model=context.model.name, version=version),
     )
     evidence = _evidence(certificate_id, resolved, solved)
+    file_name = f"{context.model.name}-v{version}.safetensors"
     statement = statement_for(
-        file_name=f"{context.model.name}-v{version}.safetensors",
+        file_name=file_name,
         checkpoint_sha256=stored.sha256,
         predicate=Predicate(
             certificate_id=str(certificate_id),
@@ -71,7 +74,15 @@ def release(
             issued_at=now(),
         ),
     )
-    return Release(certificate_id, version, parent.id, stored, sign(serialise(statement), signer), evidence)
+    return Release(
+        certificate_id,
+        version,
+        parent.id,
+        stored,
+        sign(serialise(statement), signer),
+        evidence,
+        sign_model(file_name=file_name, sha256=stored.sha256, signer=signer),
+    )
 
 
 def _noised(w: Tensor, sigma: float) -> Tensor:

