@@ -6,18 +6,19 @@ Exit code 0: the outcome is in SQL, whatever it is. Anything else: it is not.
 """
 
 import os
+import signal
 import sys
 import threading
 import traceback
 from uuid import UUID
 
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import SQLAlchemyError
 
 from app import logs
 from app.bootstrap import Services
 from app.clock import now
 from app.db import transitions
-from app.db.states import JobKind
+from app.db.states import JobKind, JobState
 from app.db.tables import Job
 from app.settings import load_settings
 
@@ -26,6 +27,8 @@ FENCED = 75  # another attempt took over; nothing of ours may be written any mor
 
 
 def main(job_id: UUID, token: UUID) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):  # a stop that reaches the whole group still lets us finish
+        signal.signal(number, signal.SIG_IGN)
     settings = load_settings()
     logs.configure(settings)
     services = Services(settings)
@@ -36,14 +39,21 @@ def main(job_id: UUID, token: UUID) -> None:
         kind = JobKind(session.get_one(Job, job_id).kind)
     threading.Thread(target=_beat, args=(services, job_id, token), name="heartbeat", daemon=True).start()
     try:
-        _work(services, kind, job_id, token)
+        _work_or_report(services, kind, job_id, token)
     except transitions.TokenLost:
         log.warning("fenced off", job=str(job_id))
         sys.exit(FENCED)
+    services.close()
+
+
+def _work_or_report(services: Services, kind: JobKind, job_id: UUID, token: UUID) -> None:
+    try:
+        _work(services, kind, job_id, token)
+    except transitions.TokenLost:
+        raise
     except Exception as problem:
         log.error("attempt failed", job=str(job_id), kind=type(problem).__name__, where=_where(problem))
         _report(services, job_id, token, problem)
-    services.close()
 
 
 def _work(services: Services, kind: JobKind, job_id: UUID, token: UUID) -> None:
@@ -58,21 +68,24 @@ def _beat(services: Services, job_id: UUID, token: UUID) -> None:
     pause = threading.Event()
     while not pause.wait(services.settings.heartbeat_seconds):
         try:
-            with services.database.writing() as session:
-                transitions.heartbeat(session, job_id, token, now())
-        except transitions.TokenLost:
-            if _still_ours(services, job_id, token):
-                continue
-            os._exit(FENCED)
-        except OperationalError as problem:
+            if not _say_alive(services, job_id, token):
+                return
+        except SQLAlchemyError as problem:
             log.warning("database away", problem=type(problem).__name__)
 
 
-def _still_ours(services: Services, job_id: UUID, token: UUID) -> bool:
-    """The job may have ended by our own hand between two beats."""
-    with services.database.reading() as session:
-        job = session.get_one(Job, job_id)
-        return job.token in (None, token)
+def _say_alive(services: Services, job_id: UUID, token: UUID) -> bool:
+    """False when the job is done: it may have ended by our own hand since the last beat."""
+    try:
+        with services.database.writing() as session:
+            transitions.heartbeat(session, job_id, token, now())
+    except transitions.TokenLost:
+        with services.database.reading() as session:
+            if session.get_one(Job, job_id).state == JobState.DONE:
+                return False
+        log.warning("fenced off", job=str(job_id))
+        os._exit(FENCED)
+    return True
 
 
 def _report(services: Services, job_id: UUID, token: UUID, problem: Exception) -> None:

@@ -8,11 +8,13 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
 
 from redis.exceptions import RedisError
 from rq import SimpleWorker
 from rq.serializers import JSONSerializer
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import SQLAlchemyError
 
 from app import logs
 from app.bootstrap import Services
@@ -62,25 +64,41 @@ class Presence:
 def _tolerant(write: Callable[[], None]) -> None:
     try:
         write()
-    except OperationalError as problem:
+    except SQLAlchemyError as problem:
         log.warning("database away", problem=type(problem).__name__)
+
+
+class Worker(SimpleWorker):
+    """Knows whether it ends because it was asked to; RQ itself ends the same way after an error."""
+
+    asked_to_stop = False
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        self.asked_to_stop = True
+        super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
+
+    def set_shutdown_requested_date(self) -> None:
+        """Called in the signal handler while a job runs: raised there, an error would end the job."""
+        with suppress(RedisError):
+            super().set_shutdown_requested_date()  # type: ignore[no-untyped-call]
 
 
 def run(settings: Settings) -> None:
     services = Services(settings)
     sweep(settings)
     jobs.use(services)
+    worker = Worker(
+        [services.queue],
+        connection=services.redis,
+        serializer=JSONSerializer,
+        worker_ttl=60,
+        job_monitoring_interval=5,
+    )
     with Presence(services):
         try:
-            worker = SimpleWorker(
-                [services.queue],
-                connection=services.redis,
-                serializer=JSONSerializer,
-                worker_ttl=60,
-                job_monitoring_interval=5,
-            )
             worker.work(logging_level="WARNING", with_scheduler=False)
-        except RedisError as problem:  # the supervisor starts us again; SQL knows what was under way
+        except RedisError as problem:
             log.error("queue away", problem=type(problem).__name__)
-            raise SystemExit(1) from None
     services.close()
+    if not worker.asked_to_stop:  # whoever keeps us running starts us again; SQL knows what was under way
+        raise SystemExit(1)

@@ -3,7 +3,7 @@
 import fcntl
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from uuid import UUID
 
@@ -13,20 +13,33 @@ from app.settings import Settings
 @contextmanager
 def working_folder(settings: Settings, token: UUID) -> Iterator[Path]:
     folder = _root(settings) / str(token)
-    folder.mkdir(parents=True, mode=0o700)
-    try:
-        with (folder / "lock").open("w") as lock:
+    with ExitStack() as held:
+        with _alone(settings):
+            folder.mkdir(mode=0o700)
+            lock = held.enter_context((folder / "lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX)  # held by the living; the kernel lets go for the dead
+        try:
             yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep(settings: Settings) -> None:
-    """Remove what a killed attempt left behind."""
-    for folder in _root(settings).glob("*"):
-        if not _in_use(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove what a killed attempt left behind; other workers of this machine may have living ones."""
+    with _alone(settings):
+        for folder in _root(settings).glob("*/"):
+            if not _in_use(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _alone(settings: Settings) -> Iterator[None]:
+    """Keeps a sweep from seeing a folder that is made but not locked yet."""
+    root = _root(settings)
+    root.mkdir(parents=True, mode=0o700, exist_ok=True)
+    with (root / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _in_use(folder: Path) -> bool:
