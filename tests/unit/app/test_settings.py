@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from app import settings_page
 from app.settings import Settings, SettingsError, load_settings
 
 
@@ -45,3 +46,7 @@ def test_environment_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_secrets_do_not_show() -> None:
     assert "BEGIN" not in repr(load_settings({"LETHE_SIGNING_KEY": "-----BEGIN"}))
+
+
+def test_the_page_of_settings_is_up_to_date() -> None:
+    assert settings_page.PAGE.read_text() == settings_page.render(), "run: python -m app.settings_page"

@@ -1,0 +1,1 @@
+"""What a model has spent of its privacy budget."""

@@ -1,0 +1,76 @@
+"""The privacy ledger, recomputed from the certificates: it cannot differ from what was signed.
+
+For subjects erased in release j the releases k ≥ j count, up to the next retraining: that is a function of
+the retained rows alone, and so is whatever starts from it.
+"""
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.db.manifest import Manifest
+from app.db.tables import Certificate, Model
+from app.ledger.schemas import Ledger, LedgerEntry
+from certificate import envelope, privacy, statement
+from certificate.chain import Link, RunningSum, running_sum, total_epsilon
+from certificate.statement import Statement
+
+NOTHING = RunningSum(0.0, 0.0, "proved")
+
+
+def ledger(session: Session, model: Model) -> Ledger:
+    policy = Manifest.model_validate(model.manifest).policy
+    records = session.scalars(
+        select(Certificate).where(Certificate.model_id == model.id).order_by(Certificate.chain_index)
+    ).all()
+    statements = [statement.parse(envelope.parse(record.envelope).payload) for record in records]
+    links = [Link.of_statement(said, record.digest) for said, record in zip(statements, records, strict=True)]
+    running = running_sum(links) if links else NOTHING
+    epsilon = total_epsilon(running, delta=policy.delta)
+    return Ledger(
+        model=model.name,
+        delta=policy.delta,
+        lifetime_epsilon=policy.lifetime_epsilon,
+        running_shift=running.shift,
+        running_epsilon=epsilon,
+        remaining_epsilon=None if epsilon is None else max(policy.lifetime_epsilon - epsilon, 0.0),
+        releases_left=releases_left(
+            running.shift,
+            shift=policy.target_distance / policy.sigma,
+            cap=privacy.shift_for(epsilon=policy.lifetime_epsilon, delta=policy.delta),
+        ),
+        entries=[_entry(said, links, place, policy.delta) for place, said in enumerate(statements)],
+    )
+
+
+def releases_left(running: float, *, shift: float, cap: float) -> int:
+    """How many more shifts fit under the cap.
+
+    >>> releases_left(0.0, shift=1.0, cap=2.0), releases_left(2.0, shift=1.0, cap=2.0)
+    (4, 0)
+    """
+    room = cap**2 - running**2
+    return max(int(room / shift**2 * (1 + 1e-12)), 0)
+
+
+def subjects_links(links: Sequence[Link], place: int) -> Sequence[Link]:
+    """The releases that concern the subjects of the release at `place`."""
+    later = (i for i in range(place + 1, len(links)) if links[i].mechanism == "retrain")
+    return links[place : next(later, len(links))]
+
+
+def _entry(said: Statement, links: Sequence[Link], place: int, delta: float) -> LedgerEntry:
+    predicate = said.predicate
+    concerned = running_sum(subjects_links(links, place))
+    return LedgerEntry(
+        certificate_id=predicate.certificate_id,
+        version=predicate.version,
+        mechanism=predicate.mechanism,
+        shift=predicate.lifetime.release_shift,
+        running_shift=predicate.lifetime.running_shift,
+        running_epsilon=predicate.lifetime.epsilon_total,
+        subjects_shift=concerned.shift,
+        subjects_epsilon=total_epsilon(concerned, delta=delta),
+        issued_at=predicate.issued_at,
+    )
