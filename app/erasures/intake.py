@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from sqlalchemy.exc import DataError, IntegrityError, StatementError
+from sqlalchemy.exc import OperationalError
 
 from app import logs
 from app.bootstrap import Services
@@ -90,7 +90,9 @@ class Intake:
     def _commit(self, group: Sequence[Prepared]) -> list[Answer | BaseException]:
         try:
             return list(record_group(self._services.database, group))
-        except (DataError, IntegrityError, StatementError) as problem:
+        except OperationalError:  # the database is away: nobody's fault, and nobody is helped by trying alone
+            raise
+        except Exception as problem:
             log.warning(
                 "a group was refused, each is tried alone", size=len(group), kind=type(problem).__name__
             )

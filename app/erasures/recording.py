@@ -4,9 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
+import psycopg
+from psycopg import sql
 from sqlalchemy import insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
@@ -15,6 +17,7 @@ from app.clock import new_id
 from app.db.session import Database
 from app.db.states import ModelState, TaskState
 from app.db.tables import Erasure, IdempotencyKey, Model, Task, TaskSubject
+from app.db.types import Base
 from app.erasures.schemas import ErasureShown, TaskShown
 from app.errors import IdempotencyMismatch, InvalidRequest, ServiceError
 
@@ -178,16 +181,33 @@ def _insert(session: Session, fresh: Sequence[tuple[Prepared, Sequence[tuple[UUI
     tasks = [
         (prepared, _task(prepared.erasure, model)) for prepared, models, _ in fresh for model, _ in models
     ]
-    session.execute(insert(Erasure), [prepared.erasure for prepared, _, _ in fresh])
-    if tasks:
-        session.execute(insert(Task), [task for _, task in tasks])
+    _insert_rows(session, Erasure, [prepared.erasure for prepared, _, _ in fresh])
+    _insert_rows(session, Task, [task for _, task in tasks])
     subjects = (
         {"task_id": task["id"], "ordinal": i, "identifier": sealed}
         for prepared, task in tasks
         for i, sealed in enumerate(prepared.identifiers)
     )
     while rows := list(islice(subjects, ROWS_AT_ONCE)):
-        session.execute(insert(TaskSubject), rows)
+        _insert_rows(session, TaskSubject, rows)
+
+
+def _insert_rows(session: Session, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
+    """COPY on PostgreSQL: a group's rows in one message, at a fraction of the cost of many INSERTs."""
+    if not rows:
+        return
+    connection = session.connection()
+    if connection.dialect.name != "postgresql":
+        connection.execute(insert(table), rows)
+        return
+    columns = list(rows[0])
+    raw = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
+    into = sql.SQL("COPY {} ({}) FROM STDIN").format(
+        sql.Identifier(table.__tablename__), sql.SQL(", ").join(map(sql.Identifier, columns))
+    )
+    with raw.cursor() as cursor, cursor.copy(into) as copy:
+        for row in rows:
+            copy.write_row([row[column] for column in columns])
 
 
 def _task(erasure: dict[str, Any], model_id: UUID) -> dict[str, Any]:
