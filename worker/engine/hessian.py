@@ -38,6 +38,8 @@ class CachedHessian:
         features, state = objective.extended(self._features[::stride]), self._state[:, ::stride]
         weights, mean = objective.curve_diagonal(state).sum(0), objective.curve_mean(state)
         inverse = build(features, weights, mean, lam=objective.lam, rank=rank, seed=self._seed)
+        if inverse is None:
+            return None
 
         def apply(r: Tensor) -> Tensor:  # (d,) -> (d,)
             return objective.ungrouped(inverse.apply(objective.grouped(r).to(features.dtype))).to(r.dtype)

@@ -151,6 +151,7 @@ class LinearObjective(ABC):
     def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All rows in float64 on the device; the tensors are valid until the next step."""
         for x, y in self.rows.chunks(self._chunk_rows):
+            validation.check_type(x)
             yield x.to(self.device, torch.float64), y.to(self.device)
 
     def evaluate(self, w: Tensor) -> Evaluation:

@@ -34,12 +34,16 @@ class Kronecker:
         return self.outputs_basis @ solved
 
 
-def build(features: Tensor, weights: Tensor, mean: Tensor, *, lam: float, rank: int, seed: int) -> Kronecker:
-    """Features (k, width), tr(A_i) as weights (k,), Ā (outputs, outputs)."""
+def build(
+    features: Tensor, weights: Tensor, mean: Tensor, *, lam: float, rank: int, seed: int
+) -> Kronecker | None:
+    """Features (k, width), tr(A_i) as weights (k,), Ā (outputs, outputs). None if they overflow."""
     scaled = features * (weights / weights.sum().clamp(min=1e-30)).sqrt()[:, None]  # B = scaledᵀ·scaled
-    basis, values = _leading(scaled, rank, seed)
-    width = features.shape[1]
     total = scaled.square().sum()
+    if not bool(torch.isfinite(total.square()) & torch.isfinite(mean).all()):
+        return None
+    width = features.shape[1]
+    basis, values = _leading(scaled, min(rank, len(features)), seed)
     tail = ((total - values.sum()) / max(1, width - len(values))).clamp(min=0)
     alpha, outputs_basis = torch.linalg.eigh(mean)
     alpha = alpha.clamp(min=0)[:, None]

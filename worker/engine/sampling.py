@@ -25,14 +25,17 @@ class SampleSchedule:
     drawn: int = 0
 
     def next(self) -> Sampling:
-        """A fresh sample, or every row once half of them would be drawn or they would not fit."""
+        """A fresh sample, or every row once half of them would be drawn."""
         self.drawn += 1
         rows = max(self.least_rows, int(self.fraction * self.count))
         if 2 * rows >= self.count:
             return EXACT
-        if self.fraction < 1:
-            rows = min(rows, self.most_bytes // (4 * self.width))
-        return Sampling(rows=max(1, rows), seed=self.seed + self.drawn)
+        fitting = max(1, self.most_bytes // (4 * self.width))
+        return Sampling(rows=min(rows, fitting), seed=self.seed + self.drawn)
+
+    def give_up(self) -> None:
+        """From now on every row, in float64: single precision failed."""
+        self.fraction = 1.0
 
     def learn(self, *, accepted: bool, shrinkage: float, boundary: bool) -> None:
         """After a step that left ‖g‖ at `shrinkage` times what it was."""

@@ -168,6 +168,8 @@ class _Run:
         self.passes += proposal.products * operator.fraction
         if self._interrupted():
             return None
+        if not proposal.drop > 0:
+            return self._without_step(radius, proposal.products)
         there = self._evaluate(self.w + proposal.step)
         rho, accepted = self._judge(proposal, there)
         self._resize(radius, float(torch.linalg.vector_norm(proposal.step)), rho, accepted, proposal.boundary)
@@ -181,6 +183,13 @@ class _Run:
             self.operator = None
         self.futile = 0 if accepted or not self.exact else self.futile + int(math.isnan(rho))
         return self._record(radius, rho, accepted, proposal.products)
+
+    def _without_step(self, radius: float, products: int) -> Step:
+        """The model offered no descent: single precision overflowed, or there is none left to be had."""
+        self.futile += 3 if self.exact else 0
+        self.schedule.give_up()
+        self.operator = self.inverse = None
+        return self._record(radius, math.nan, accepted=False, products=products)
 
     def solution(self, outcome: Outcome) -> Solution:
         return Solution(
@@ -205,8 +214,9 @@ class _Run:
         self.passes += self.operator.fraction  # the logits at w
         if self.settings.preconditioner_rank > 0 and not self.settled:
             built = self.operator.approximate_inverse(self.settings.preconditioner_rank)
-            self.inverse = built.apply if built else None
-            self.passes += built.passes if built else 0.0
+            if built is not None:
+                self.inverse = built.apply
+                self.passes += built.passes
         return self.operator
 
     def _tolerance(self) -> float:
@@ -218,7 +228,7 @@ class _Run:
 
     def _judge(self, proposal: Proposal, there: Evaluation) -> tuple[float, bool]:
         """ρ and whether to accept; ρ is NaN where f(w) - f(w+p) is below its own rounding."""
-        if not math.isfinite(there.norm) or not proposal.drop > 0:
+        if not math.isfinite(there.norm):
             return math.nan, False
         if proposal.drop <= 2.0**-40 * abs(self.here.value):
             return math.nan, there.norm < self.here.norm

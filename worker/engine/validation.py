@@ -63,6 +63,12 @@ def check_real(y: Tensor, first: int) -> None:
         raise EngineInputError(f"the target of row {first + int(wrong.nonzero()[0])} is NaN or infinite")
 
 
+def check_type(x: Tensor) -> None:
+    """Types whose values float64 holds exactly."""
+    if x.dtype not in (torch.float32, torch.float64):
+        raise EngineInputError(f"features must be float32 or float64, got {x.dtype}")
+
+
 def check_features(x: Tensor, first: int) -> None:
     """Finite features."""
     finite = torch.isfinite(x)

@@ -147,3 +147,16 @@ def test_float32_features_mean_their_exact_values() -> None:
     from_single = Softmax(ArrayRows(single, y), 3, 0.1).gradient(w)
     from_double = Softmax(ArrayRows(single.astype(np.float64), y), 3, 0.1).gradient(w)
     assert torch.equal(from_single, from_double)
+
+
+def test_features_beyond_single_precision_fall_back_to_exact_products() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((12_000, 5)) * 1e25
+    solution = train(Ridge(ArrayRows(x, rng.standard_normal(12_000)), 1e45), target=1e-25)
+    assert solution.outcome is Outcome.CERTIFIED
+
+
+def test_features_of_another_type_are_refused() -> None:
+    x, y = rows()
+    with pytest.raises(EngineInputError, match="float32 or float64"):
+        train(Softmax(ArrayRows(x.astype(np.float16), y), 3, 0.1), target=1.0)
