@@ -1,0 +1,165 @@
+"""Biased deletions for experiments: rows drawn without replacement, some classes far likelier than others.
+
+The draw is successive sampling: the next row is chosen among those left with probability proportional to its
+class's weight b_c. Adding a Gumbel variate to each log b_c and sorting gives exactly that law (Efraimidis &
+Spirakis 2006, in logarithms), and a smaller deletion with the same seed is the beginning of a larger one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.evaluation import shift
+
+PAPER_WEIGHTS: Mapping[int, float] = MappingProxyType({0: 99.0, 7: 99.0})
+"""The paper's coefficients b_c; a class not named has 1."""
+
+Direction = Literal["retained_original", "original_retained"]
+"""KL(P_R‖P_D), always finite, or KL(P_D‖P_R), infinite once a class has vanished."""
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """A deletion set F and the shift it causes."""
+
+    rows: NDArray[np.int64]  # (m,), ascending
+    shift: shift.Shift
+
+
+@dataclass(frozen=True)
+class _Order:
+    """All rows that may be drawn, in the order drawn; a deletion is `rows[: ends[k]]` for some k."""
+
+    rows: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def biased_deletion(
+    labels: NDArray[np.integer[Any]],
+    count: int,
+    *,
+    weights: Mapping[int, float] = PAPER_WEIGHTS,
+    seed: int,
+    subjects: NDArray[Any] | None = None,
+) -> Deletion:
+    """`count` rows drawn with weights b_c; with `subjects`, whole subjects until there are at least `count`.
+
+    A drawn row then brings along every row of its subject, as an erasure request would, so a subject is as
+    likely as the weights of its rows together.
+    """
+    order = _draw(labels, weights, seed, subjects)
+    if not 0 <= count <= len(order.rows):
+        raise ValueError(f"{count} rows asked for, {len(order.rows)} can be drawn")
+    end = 0 if count == 0 else int(order.ends[np.searchsorted(order.ends, count)])
+    return _deletion(labels, order.rows[:end])
+
+
+def deletion_reaching(
+    labels: NDArray[np.integer[Any]],
+    divergence: float,
+    *,
+    weights: Mapping[int, float] = PAPER_WEIGHTS,
+    seed: int,
+    subjects: NDArray[Any] | None = None,
+    direction: Direction = "retained_original",
+) -> Deletion:
+    """The biased deletion whose KL is nearest to `divergence`, at the size where it is first reached.
+
+    KL at every size is computed, not assumed to rise: it stops rising once the heavy classes are used up.
+    """
+    if not divergence >= 0:
+        raise ValueError(f"a divergence is not negative, got {divergence}")
+    order = _draw(labels, weights, seed, subjects)
+    curve = _divergences(labels, order.rows, direction)
+    sizes = np.concatenate([[0], order.ends])
+    sizes = sizes[sizes < len(labels)]  # something must be retained
+    reached = np.flatnonzero(curve[sizes] >= divergence)
+    if len(reached) == 0:
+        most = float(curve[sizes].max())
+        raise ValueError(f"no deletion reaches KL {divergence:.4g}; the largest is {most:.4g}")
+    place = int(reached[0])
+    if place > 0 and divergence - curve[sizes[place - 1]] < curve[sizes[place]] - divergence:
+        place -= 1
+    return _deletion(labels, order.rows[: sizes[place]])
+
+
+def _draw(
+    labels: NDArray[np.integer[Any]],
+    weights: Mapping[int, float],
+    seed: int,
+    subjects: NDArray[Any] | None,
+) -> _Order:
+    if any(not (np.isfinite(weight) and weight >= 0) for weight in weights.values()):
+        raise ValueError("class weights must be finite and not negative")
+    mass = np.ones(len(labels))
+    for label, weight in weights.items():
+        mass[labels == label] = weight
+    gumbel = np.random.default_rng(seed).gumbel(size=len(labels))
+    with np.errstate(divide="ignore"):
+        keys = np.log(mass) + gumbel  # weight 0: never drawn
+    drawn = np.argsort(-keys, kind="stable")[: int(np.count_nonzero(mass))]
+    if subjects is None:
+        return _Order(drawn, np.arange(1, len(drawn) + 1))
+    return _whole_subjects(drawn, subjects)
+
+
+def _whole_subjects(drawn: NDArray[np.int64], subjects: NDArray[Any]) -> _Order:
+    """Subjects by their first drawn row, each with all its rows, also those that alone would not be drawn."""
+    _, codes = np.unique(subjects, return_inverse=True)
+    first = np.full(int(codes.max(initial=-1)) + 1, len(codes))
+    np.minimum.at(first, codes[drawn], np.arange(len(drawn)))
+    place = first[codes]
+    chosen = np.flatnonzero(place < len(codes))
+    rows = chosen[np.argsort(place[chosen], kind="stable")]
+    return _Order(rows, np.append(np.flatnonzero(np.diff(place[rows])) + 1, len(rows)))
+
+
+def _divergences(
+    labels: NDArray[np.integer[Any]], order: NDArray[np.int64], direction: Direction
+) -> NDArray[np.float64]:
+    """KL after erasing the first k rows of `order`, for k = 0 … len(order), in one sweep. -> (k + 1,)
+
+    With r_c rows of class c left, r in all, and p_c the original share,
+    KL(R‖D) = Σ r_c·ln(r_c/p_c)/r - ln r and KL(D‖R) = Σ p_c·ln(p_c/r_c) + ln r:
+    each erased row changes one term of the sum.
+    """
+    total = len(labels)
+    _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    share = counts / total
+    erased = codes[order]
+    before = counts[erased] - _rank_within(erased)
+    p = share[erased]
+    left = total - np.arange(len(order) + 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if direction == "retained_original":
+            after = before - 1
+            change = np.where(after > 0, after * np.log(after / p), 0.0) - before * np.log(before / p)
+            terms = np.concatenate([[np.sum(counts * np.log(counts / share))], change]).cumsum()
+            return np.asarray(np.maximum(terms / left - np.log(left), 0.0))
+        change = p * np.log(before / (before - 1))  # ∞ when a class vanishes, and from there on
+        terms = np.concatenate([[np.sum(share * np.log(share / counts))], change]).cumsum()
+        return np.asarray(np.maximum(terms + np.log(left), 0.0))
+
+
+def _rank_within(codes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many earlier entries are equal. (k,) -> (k,)"""
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    lengths = np.diff(starts, append=len(codes))
+    ranks = np.empty(len(codes), dtype=np.int64)
+    ranks[order] = np.arange(len(codes)) - np.repeat(starts, lengths)
+    return ranks
+
+
+def _deletion(labels: NDArray[np.integer[Any]], rows: NDArray[np.int64]) -> Deletion:
+    return Deletion(np.sort(rows), shift.measure(_histogram(labels), _histogram(labels[rows])))
+
+
+def _histogram(labels: NDArray[np.integer[Any]]) -> dict[str, int]:
+    names, counts = np.unique(labels, return_counts=True)
+    return {str(name): int(count) for name, count in zip(names, counts, strict=True)}
