@@ -36,6 +36,10 @@ class Settings(BaseSettings):
     port: int = Field(8420, ge=0, le=65535, description="Port the gateway listens on; 0: any free one.")
     max_body_bytes: int = Field(4 << 20, ge=1024, description="Largest JSON body, in bytes.")
     max_upload_bytes: int = Field(16 << 30, ge=1024, description="Largest uploaded file, in bytes.")
+    import_roots: str = Field(
+        "",
+        description="URI prefixes that data may be imported from, separated by spaces; empty: from nowhere.",
+    )
     public_certificates: bool = Field(
         False, description="Serve keys, log and single certificates without an API key; listings never."
     )

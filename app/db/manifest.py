@@ -1,11 +1,14 @@
 """What a model is and what its owner wants: the JSON kept in `models.manifest`."""
 
+from importlib.metadata import entry_points
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from certificate import privacy
 
+BUILT_IN_FAMILIES = ("softmax", "logistic", "ridge")
+FAMILY_GROUP = "lethe.families"
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -26,8 +29,21 @@ class Policy(BaseModel):
     batch_age_seconds: float = Field(
         3600.0, ge=0, le=30 * 86400, description="A batch is sealed when its oldest request is so old."
     )
+    method: Literal["tr", "retrain"] = Field(
+        "tr", description="`tr`: unlearn from the published version. `retrain`: from the anchor, every time."
+    )
     fallback: Literal["retrain", "fail"] = Field(
         "retrain", description="What happens when Δ* cannot be certified or the lifetime cap would be passed."
+    )
+    max_kl_alert: Positive | None = Field(
+        None,
+        le=1000,
+        description="A batch whose erasure shifts the classes by more, KL(R‖D), raises an alert.",
+    )
+    suppression_list: bool = Field(
+        False,
+        description="Keep a keyed hash of everyone who asked to be erased, and filter their rows from "
+        "data that is appended later. Without it nothing about them is kept.",
     )
     time_limit_seconds: Positive = Field(3600.0, le=7 * 86400, description="Longest solve of one attempt.")
 
@@ -35,6 +51,16 @@ class Policy(BaseModel):
     def _one_release_fits(self) -> Self:
         if self.lifetime_epsilon < self.epsilon:
             raise ValueError("lifetime_epsilon is smaller than epsilon: not even one release would fit")
+        return self
+
+    @model_validator(mode="after")
+    def _noise_can_be_computed(self) -> Self:
+        try:
+            sigma = self.sigma
+        except (ValueError, ArithmeticError):
+            sigma = 0.0
+        if not 0 < sigma < 1e300:
+            raise ValueError("epsilon, delta and target_distance together give no finite noise")
         return self
 
     @property
@@ -57,12 +83,23 @@ class Origins(BaseModel):
         description="Where λ, scaling constants and the anchor come from.",
         examples=["chosen before the data was collected"],
     )
+    anchor: str = Field(
+        "zero",
+        min_length=1,
+        max_length=500,
+        description="Where the uploaded anchor comes from; `zero` when there is none.",
+        examples=["fitted on a public dataset"],
+    )
 
 
 class Manifest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
-    family: Literal["softmax", "logistic", "ridge"] = Field(description="Kind of model.")
+    family: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9_-]{0,49}$",
+        description="Kind of model: softmax, logistic, ridge, or a plug-in's name.",
+        examples=["softmax"],
+    )
     width: int = Field(ge=1, le=10_000_000, description="Features per row.")
     classes: int | None = Field(None, ge=2, le=100_000, description="Classes of a softmax model.")
     bias: bool = Field(True, description="Whether a constant feature is added.")
@@ -72,10 +109,18 @@ class Manifest(BaseModel):
 
     @model_validator(mode="after")
     def _classes_fit_family(self) -> Self:
-        if (self.family == "softmax") != (self.classes is not None):
+        if self.family in BUILT_IN_FAMILIES and (self.family == "softmax") != (self.classes is not None):
             raise ValueError("classes is needed for softmax, and only there")
         return self
 
-    @property
-    def dimension(self) -> int:
-        return (self.width + self.bias) * (self.classes or 1)
+    @model_validator(mode="after")
+    def _plug_ins_retrain(self) -> Self:
+        """Rule B1 needs a convex loss. A verifier knows that of the built-in families and of no other."""
+        if self.family not in BUILT_IN_FAMILIES and self.policy.method != "retrain":
+            raise ValueError("a plug-in family needs the policy's method to be retrain")
+        return self
+
+
+def known_families() -> frozenset[str]:
+    """Built-in names and those of installed plug-ins; a plug-in's code is not imported for its name."""
+    return frozenset(BUILT_IN_FAMILIES) | {found.name for found in entry_points(group=FAMILY_GROUP)}

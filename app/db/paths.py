@@ -3,16 +3,22 @@
 from uuid import UUID
 
 
-def part_prefix(model_id: UUID, part: str) -> str:
-    return f"datasets/{model_id}/upload/{part}-"
+def uploaded(model_id: UUID) -> str:
+    """Everything that was ever sent for this model; each file is named by its upload."""
+    return f"datasets/{model_id}"
 
 
-def uploaded_part(model_id: UUID, part: str, upload: UUID) -> str:
-    return f"{part_prefix(model_id, part)}{upload}.parquet"
+def upload(model_id: UUID, upload_id: UUID) -> str:
+    return f"{uploaded(model_id)}/{upload_id}"
 
 
-def uploaded_weights(model_id: UUID) -> str:
-    return f"models/{model_id}/upload/weights.safetensors"
+def upload_chunks(model_id: UUID, upload_id: UUID) -> str:
+    """The pieces of a file that comes in pieces: object stores cannot append."""
+    return f"{uploaded(model_id)}/{upload_id}.chunks"
+
+
+def upload_chunk(model_id: UUID, upload_id: UUID, start: int) -> str:
+    return f"{upload_chunks(model_id, upload_id)}/{start:020d}"
 
 
 def attempts(job_id: UUID) -> str:

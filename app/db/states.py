@@ -45,6 +45,17 @@ class JobState(StrEnum):
 class JobKind(StrEnum):
     REGISTER = "register"
     UNLEARN = "unlearn"
+    APPEND = "append"
+
+
+class PartRole(StrEnum):
+    TRAIN = "train"
+    HOLDOUT = "holdout"
+
+
+class FileKind(StrEnum):
+    WEIGHTS = "weights"
+    ANCHOR = "anchor"
 
 
 class VersionState(StrEnum):

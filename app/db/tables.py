@@ -9,7 +9,34 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from app.clock import new_id, now
 from app.db import states
+from app.db.holdings import DatasetImport, DatasetPart, ModelFile, Suppression, Upload
 from app.db.types import Base, one_of
+
+__all__ = [
+    "ApiKey",
+    "Batch",
+    "BatchEvent",
+    "Certificate",
+    "DatasetImport",
+    "DatasetPart",
+    "Erasure",
+    "IdempotencyKey",
+    "Job",
+    "Lease",
+    "LogHead",
+    "LogNode",
+    "Model",
+    "ModelFile",
+    "OutboxMessage",
+    "SigningKeyRecord",
+    "Suppression",
+    "Task",
+    "TaskSubject",
+    "Tenant",
+    "Upload",
+    "Version",
+    "WorkerSeen",
+]
 
 _BIG = BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts up only in INTEGER keys
 
@@ -47,20 +74,6 @@ class Model(Base):
     created_at: Mapped[datetime] = mapped_column(default=now)
 
 
-class DatasetPart(Base):
-    """A Parquet file of one model's own copy; it belongs to the generations first..last."""
-
-    __tablename__ = "dataset_parts"
-    id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
-    model_id: Mapped[UUID] = mapped_column(ForeignKey("models.id"), index=True)
-    path: Mapped[str] = mapped_column(String(500), unique=True)
-    rows: Mapped[int | None]
-    sha256: Mapped[str] = mapped_column(String(64))
-    size: Mapped[int] = mapped_column(BigInteger())
-    first_generation: Mapped[int]
-    last_generation: Mapped[int | None]
-
-
 class Job(Base):
     """One piece of work for a worker. `token` fences: only the attempt that holds it may write."""
 
@@ -95,6 +108,7 @@ class Batch(Base):
     job_id: Mapped[UUID] = mapped_column(ForeignKey("jobs.id"), unique=True)
     state: Mapped[str] = mapped_column(String(16), default=states.BatchState.SEALED)
     sealed_because: Mapped[str] = mapped_column(String(16))
+    policy: Mapped[dict[str, Any]]
     step: Mapped[str | None] = mapped_column(String(16))
     subjects: Mapped[int]
     records: Mapped[int | None]
@@ -211,6 +225,7 @@ class Certificate(Base):
     envelope: Mapped[bytes] = mapped_column(LargeBinary())
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     evidence: Mapped[bytes] = mapped_column(LargeBinary())
+    model_signature: Mapped[bytes | None] = mapped_column(LargeBinary())
     log_index: Mapped[int] = mapped_column(BigInteger(), unique=True)
     created_at: Mapped[datetime] = mapped_column(default=now)
     __table_args__ = (UniqueConstraint("model_id", "chain_index"),)

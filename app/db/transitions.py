@@ -96,7 +96,7 @@ def attempt_failed(
         _follow(session, job, BatchState.SEALED, now)
         return
     job.state, job.finished_at = JobState.FAILED, now
-    if job.kind == JobKind.UNLEARN:
+    if job.kind != JobKind.REGISTER:
         _fail_batch(session, job)
     else:
         reject_model(session, session.get_one(Model, job.model_id), [f"validation failed: {job.error}"])
@@ -133,11 +133,7 @@ def seal(session: Session, model: Model, *, because: str, now: datetime) -> Batc
     if has_open_batch(session, model.id):
         return None
     job = create_job(session, JobKind.UNLEARN, model.id, now)
-    batch = Batch(
-        id=new_id(), model_id=model.id, job_id=job.id, sealed_because=because, subjects=0, sealed_at=now
-    )
-    session.add(batch)
-    session.flush()
+    batch = _new_batch(session, model, job, because=because, now=now)
     taken = session.execute(
         update(Task)
         .where(Task.model_id == model.id, Task.batch_id.is_(None), Task.state == TaskState.RECEIVED)
@@ -155,6 +151,34 @@ def seal(session: Session, model: Model, *, because: str, now: datetime) -> Batc
     return batch
 
 
+def start_append(session: Session, model: Model, now: datetime) -> Batch:
+    """A batch without requests: the model's rows grow, and are fitted, noised and certified like any release.
+
+    Being a batch, it takes the model's one place: neither an erasure nor another append runs beside it.
+    """
+    batch = _new_batch(
+        session, model, create_job(session, JobKind.APPEND, model.id, now), because="append", now=now
+    )
+    add_event(session, batch.id, "sealed", {"because": "append", "subjects": 0}, now)
+    return batch
+
+
+def _new_batch(session: Session, model: Model, job: Job, *, because: str, now: datetime) -> Batch:
+    """It keeps the policy of this moment: a later change of the model's policy does not reach it."""
+    batch = Batch(
+        id=new_id(),
+        model_id=model.id,
+        job_id=job.id,
+        sealed_because=because,
+        policy=dict(model.manifest["policy"]),
+        subjects=0,
+        sealed_at=now,
+    )
+    session.add(batch)
+    session.flush()
+    return batch
+
+
 def batch_step(session: Session, batch: Batch, step: str, now: datetime) -> None:
     batch.step = step
     add_event(session, batch.id, "step", {"step": step}, now)
@@ -168,6 +192,12 @@ def batch_purging(session: Session, batch: Batch, now: datetime) -> None:
 def hold_batch(session: Session, batch: Batch, reason: HeldReason, detail: str, now: datetime) -> None:
     batch.state, batch.held_reason, batch.error = BatchState.HELD, reason, detail[:1000]
     add_event(session, batch.id, "held", {"reason": reason, "detail": detail}, now)
+
+
+def refuse_append(session: Session, batch: Batch, detail: str, now: datetime) -> None:
+    """An append that cannot be certified ends at once: holding the model's place would hold up erasures."""
+    batch.state, batch.error, batch.step = BatchState.FAILED, detail[:1000], None
+    add_event(session, batch.id, "failed", {"error": batch.error}, now)
 
 
 def complete_batch(session: Session, batch: Batch, now: datetime) -> None:
@@ -197,6 +227,11 @@ def accept_model(session: Session, model: Model, report: dict[str, Any]) -> None
 
 def reject_model(session: Session, model: Model, reasons: list[str]) -> None:
     model.state, model.reasons = ModelState.REJECTED, reasons
+    session.flush()
+
+
+def retire_model(session: Session, model: Model) -> None:
+    model.state = ModelState.RETIRED
     session.flush()
 
 

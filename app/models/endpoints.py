@@ -1,13 +1,22 @@
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from app.access.guard import CanAdminModels, CanReadModels, ServicesOf
 from app.db.tables import Model
 from app.models import repository, service
-from app.models.schemas import Flushed, ModelName, ModelRequest, ModelShown, PartName, Uploaded
+from app.models.file_endpoints import router as files
+from app.models.schemas import (
+    Appending,
+    Flushed,
+    Holding,
+    ManifestPatch,
+    ModelName,
+    ModelRequest,
+    ModelShown,
+)
 from app.paging import Cursor, Limit, Page, paged
-from app.uploads import binary_body, body_chunks
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
+router.include_router(files)
 
 
 @router.post("", status_code=201)
@@ -44,22 +53,31 @@ def get_model(name: ModelName, caller: CanReadModels, services: ServicesOf) -> M
         return service.shown(session, service.get(session, caller.tenant_id, name))
 
 
-@router.put(
-    "/{name}/dataset/{part}", status_code=201, openapi_extra=binary_body("application/vnd.apache.parquet")
-)
-def put_dataset_part(
-    name: ModelName, part: PartName, request: Request, caller: CanAdminModels, services: ServicesOf
-) -> Uploaded:
-    """Send one Parquet file with the columns subject_id, label and features."""
-    stored = service.store_part(services, caller.tenant_id, name, part, body_chunks(request))
-    return Uploaded(sha256=stored.sha256, size=stored.size)
+@router.patch("/{name}")
+def change_model(
+    name: ModelName, body: ManifestPatch, caller: CanAdminModels, services: ServicesOf
+) -> ModelShown:
+    """Change the policy by JSON Merge Patch; a sealed batch keeps the one it was sealed under.
+
+    Before registration the rest of the manifest can be mended the same way.
+    """
+    with services.database.writing() as session:
+        patch = body.model_dump(exclude_unset=True)
+        return service.shown(session, service.change(session, caller.tenant_id, name, patch))
 
 
-@router.put("/{name}/weights", status_code=201, openapi_extra=binary_body("application/octet-stream"))
-def put_weights(name: ModelName, request: Request, caller: CanAdminModels, services: ServicesOf) -> Uploaded:
-    """Send trained weights; without them the service trains the model."""
-    stored = service.store_weights(services, caller.tenant_id, name, body_chunks(request))
-    return Uploaded(sha256=stored.sha256, size=stored.size)
+@router.delete("/{name}")
+def retire_model(name: ModelName, caller: CanAdminModels, services: ServicesOf) -> ModelShown:
+    """Retire: no further erasures, appends or downloads. Refused while an erasure waits or runs."""
+    with services.database.writing() as session:
+        return service.shown(session, service.retire(session, caller.tenant_id, name))
+
+
+@router.get("/{name}/dataset")
+def list_dataset(name: ModelName, caller: CanReadModels, services: ServicesOf) -> list[Holding]:
+    """The parts the model holds, those that wait to be appended, and those still to be imported."""
+    with services.database.reading() as session:
+        return service.holdings(session, service.get(session, caller.tenant_id, name))
 
 
 @router.post("/{name}/validate", status_code=202)
@@ -72,6 +90,22 @@ def validate_model(
         response.headers["Location"] = f"/v1/models/{name}"
         response.headers["Retry-After"] = "1"
         return service.shown(session, model)
+
+
+@router.post("/{name}/append", status_code=202)
+def append_rows(
+    name: ModelName, response: Response, caller: CanAdminModels, services: ServicesOf
+) -> Appending:
+    """Add the parts sent since registration to the training data, fit, and publish the next version.
+
+    The release is noised, certified and counted like any other: it started from a version that those
+    erased before had shaped.
+    """
+    with services.database.writing() as session:
+        batch = service.start_append(session, caller.tenant_id, name)
+        response.headers["Location"] = f"/v1/batches/{batch.id}"
+        response.headers["Retry-After"] = "1"
+        return Appending(batch_id=batch.id)
 
 
 @router.post("/{name}/flush", status_code=202)

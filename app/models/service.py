@@ -1,21 +1,25 @@
-"""Models: their manifest, their own copy of the data, and the start of registration."""
+"""Models: their manifest, the start of registration and of an append, their end."""
 
-from collections.abc import Iterable
+from typing import Any
 from uuid import UUID
 
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from app.bootstrap import Services
 from app.clock import new_id, now
-from app.db import paths, transitions
+from app.db import transitions
 from app.db.manifest import Manifest
-from app.db.states import ModelState
-from app.db.tables import DatasetPart, Model
-from app.errors import Conflict, NotFound
+from app.db.states import ModelState, PartRole
+from app.db.tables import Batch, DatasetImport, Model
+from app.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from app.imports import ImportRefused, check
 from app.models import repository
-from app.models.schemas import ModelRequest, ModelShown
-from app.storage import Stored
+from app.models.schemas import Holding, ModelRequest, ModelShown, check_family
+
+_MENDABLE = (ModelState.UPLOADING, ModelState.REJECTED)
 
 
 def get(session: Session, tenant_id: UUID, name: str, *, lock: bool = False) -> Model:
@@ -42,6 +46,24 @@ def shown(session: Session, model: Model) -> ModelShown:
     )
 
 
+def holdings(session: Session, model: Model) -> list[Holding]:
+    """What the model holds, what waits to be appended, what is still to be imported."""
+    held = [
+        Holding(
+            part=part.name,
+            role=PartRole(part.role),
+            state="staged" if part.first_generation is None else "held",
+            rows=part.rows,
+            size=part.size,
+        )
+        for part in repository.parts(session, model.id)
+    ]
+    return held + [
+        Holding(part=entry.name, role=PartRole(entry.role), state="to be imported", rows=None, size=None)
+        for entry in repository.imports(session, model.id)
+    ]
+
+
 def create(session: Session, tenant_id: UUID, body: ModelRequest) -> Model:
     model = Model(
         id=new_id(),
@@ -58,42 +80,84 @@ def create(session: Session, tenant_id: UUID, body: ModelRequest) -> Model:
     return model
 
 
-def store_part(services: Services, tenant_id: UUID, name: str, part: str, chunks: Iterable[bytes]) -> Stored:
-    """Copy one Parquet file into Lethe's own storage; sending the same part again replaces it."""
-    with services.database.reading() as session:
-        model_id = _uploading(get(session, tenant_id, name)).id
-    stored = services.storage.write(paths.uploaded_part(model_id, part, new_id()), chunks)
+def change(session: Session, tenant_id: UUID, name: str, patch: dict[str, Any]) -> Model:
+    """Merge `patch` into the manifest and validate the whole.
+
+    The policy may change at any time, for batches sealed from then on; the rest is what the data was
+    validated against, so it changes only before that.
+    """
+    model = get(session, tenant_id, name, lock=True)
+    if model.state not in (*_MENDABLE, ModelState.READY):
+        raise Conflict(f"The model is {model.state}; its manifest cannot change now.")
+    if model.state == ModelState.READY and patch.keys() - {"policy"}:
+        raise Conflict("The model is registered: only its policy can change.")
+    try:
+        manifest = Manifest.model_validate(merged(model.manifest, patch))
+        check_family(manifest.family)
+    except ValidationError as problem:
+        errors = problem.errors(include_input=False, include_context=False, include_url=False)
+        raise RequestValidationError([error | {"loc": ("body", *error["loc"])} for error in errors]) from None
+    except ValueError as problem:
+        raise InvalidRequest(str(problem)) from None
+    model.manifest = manifest.model_dump(mode="json", by_alias=True)
+    return model
+
+
+def merged(document: Any, patch: Any) -> Any:
+    """JSON Merge Patch (RFC 7396): null removes, so that the default holds again.
+
+    >>> merged({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": None}, "e": 4})
+    {'a': 1, 'b': {'d': 3}, 'e': 4}
+    """
+    if not isinstance(patch, dict):
+        return patch
+    base = document if isinstance(document, dict) else {}
+    combined = {key: value for key, value in base.items() if patch.get(key, value) is not None}
+    changes = {key: merged(base.get(key), value) for key, value in patch.items() if value is not None}
+    return combined | changes
+
+
+def plan_import(services: Services, tenant_id: UUID, name: str, role: PartRole, part: str, uri: str) -> None:
+    """Only written down: the worker reads it when it registers or appends."""
+    try:
+        check(uri, services.settings.import_roots)
+    except ImportRefused as problem:
+        raise Forbidden(f"Refused: {problem}.") from None
     with services.database.writing() as session:
-        _uploading(get(session, tenant_id, name, lock=True))
-        replaced = _part_named(session, model_id, part)
-        session.add(
-            DatasetPart(
-                model_id=model_id,
-                path=stored.path,
-                sha256=stored.sha256,
-                size=stored.size,
-                first_generation=0,
-            )
-        )
-        if replaced is not None:
-            session.delete(replaced)
-    if replaced is not None:
-        services.storage.delete(replaced.path)
-    return stored
-
-
-def store_weights(services: Services, tenant_id: UUID, name: str, chunks: Iterable[bytes]) -> Stored:
-    with services.database.reading() as session:
-        model_id = _uploading(get(session, tenant_id, name)).id
-    return services.storage.write(paths.uploaded_weights(model_id), chunks)
+        model = get(session, tenant_id, name, lock=True)
+        ready = model.state == ModelState.READY
+        if model.state not in _MENDABLE and not (ready and role == PartRole.TRAIN):
+            raise Conflict(f"The model is {model.state}; nothing can be imported for it now.")
+        if ready and repository.is_appending(session, model.id):
+            raise Conflict("Rows are being appended; import more when that is done.")
+        if repository.part_named(session, model.id, role, part) is not None:
+            raise Conflict("There is a part of this name already.")
+        planned = repository.pending_import(session, model.id, role, part)
+        if planned is None:
+            session.add(DatasetImport(model_id=model.id, role=role, name=part, uri=uri))
+        else:
+            planned.uri = uri
 
 
 def start_validation(session: Session, tenant_id: UUID, name: str) -> Model:
-    model = _uploading(get(session, tenant_id, name, lock=True))
-    if not repository.has_parts(session, model.id):
+    model = get(session, tenant_id, name, lock=True)
+    if model.state not in _MENDABLE:
+        raise Conflict(f"The model is {model.state}; it can be validated only before that.")
+    if not repository.has_training_data(session, model.id):
         raise Conflict("The model has no data yet; send at least one dataset part first.")
     transitions.start_validation(session, model, now())
     return model
+
+
+def start_append(session: Session, tenant_id: UUID, name: str) -> Batch:
+    model = get(session, tenant_id, name, lock=True)
+    if model.state != ModelState.READY:
+        raise Conflict(f"The model is {model.state}; rows are appended to a ready one.")
+    if not repository.has_staged(session, model.id):
+        raise Conflict("Nothing waits to be appended; send at least one dataset part first.")
+    if transitions.has_open_batch(session, model.id):
+        raise Conflict("A batch of this model is under way; append when it has ended.")
+    return transitions.start_append(session, model, now())
 
 
 def request_flush(session: Session, tenant_id: UUID, name: str) -> int:
@@ -104,14 +168,15 @@ def request_flush(session: Session, tenant_id: UUID, name: str) -> int:
     return waiting
 
 
-def _part_named(session: Session, model_id: UUID, part: str) -> DatasetPart | None:
-    for existing in repository.parts(session, model_id):
-        if existing.path.startswith(paths.part_prefix(model_id, part)):
-            return existing
-    return None
-
-
-def _uploading(model: Model) -> Model:
-    if model.state not in (ModelState.UPLOADING, ModelState.REJECTED):
-        raise Conflict(f"The model is {model.state}; files are taken only before it is validated.")
+def retire(session: Session, tenant_id: UUID, name: str) -> Model:
+    """Retired twice is retired. Nobody who waits to be erased may be forgotten on the way."""
+    model = get(session, tenant_id, name, lock=True)
+    waiting, _, _ = transitions.waiting_subjects(session, model.id)
+    if model.state == ModelState.VALIDATING:
+        raise Conflict("The model is being validated; retire it when that is done.")
+    if waiting:
+        raise Conflict("Erasures wait for this model; flush and complete, or withdraw them first.")
+    if transitions.has_open_batch(session, model.id):
+        raise Conflict("A batch of this model is under way; retire it when that has ended.")
+    transitions.retire_model(session, model)
     return model

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from app.db.states import VersionState
+from app.db.states import ModelState, VersionState
 from app.db.tables import Version
 from app.errors import Gone, NotFound, RangeNotSatisfiable
 from app.models import service as models
@@ -18,6 +18,8 @@ _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 def downloadable(session: Session, tenant_id: UUID, name: str, number: str) -> Version:
     model = models.get(session, tenant_id, name)
+    if model.state == ModelState.RETIRED:
+        raise Gone("The model was retired.")
     current = repository.current(session, model.id)
     if number == "current":
         if current is None:

@@ -135,6 +135,7 @@ def upgrade() -> None:
         sa.Column("envelope", sa.LargeBinary(), nullable=False),
         sa.Column("digest", sa.String(length=64), nullable=False),
         sa.Column("evidence", sa.LargeBinary(), nullable=False),
+        sa.Column("model_signature", sa.LargeBinary(), nullable=True),
         sa.Column("log_index", sa.BigInteger(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.ForeignKeyConstraint(["model_id"], ["models.id"], name=op.f("fk_certificates_model_id")),
@@ -147,15 +148,30 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_certificates_model_id"), ["model_id"], unique=False)
 
     op.create_table(
+        "dataset_imports",
+        sa.Column("id", sa.Uuid(), nullable=False),
+        sa.Column("model_id", sa.Uuid(), nullable=False),
+        sa.Column("role", sa.String(length=16), nullable=False),
+        sa.Column("name", sa.String(length=32), nullable=False),
+        sa.Column("uri", sa.String(length=1000), nullable=False),
+        sa.CheckConstraint("role IN ('train', 'holdout')", name=op.f("ck_dataset_imports_role")),
+        sa.ForeignKeyConstraint(["model_id"], ["models.id"], name=op.f("fk_dataset_imports_model_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_dataset_imports")),
+        sa.UniqueConstraint("model_id", "role", "name", name=op.f("uq_dataset_imports_model_id_role_name")),
+    )
+    op.create_table(
         "dataset_parts",
         sa.Column("id", sa.Uuid(), nullable=False),
         sa.Column("model_id", sa.Uuid(), nullable=False),
+        sa.Column("name", sa.String(length=32), nullable=False),
+        sa.Column("role", sa.String(length=16), nullable=False),
         sa.Column("path", sa.String(length=500), nullable=False),
         sa.Column("rows", sa.Integer(), nullable=True),
         sa.Column("sha256", sa.String(length=64), nullable=False),
         sa.Column("size", sa.BigInteger(), nullable=False),
-        sa.Column("first_generation", sa.Integer(), nullable=False),
+        sa.Column("first_generation", sa.Integer(), nullable=True),
         sa.Column("last_generation", sa.Integer(), nullable=True),
+        sa.CheckConstraint("role IN ('train', 'holdout')", name=op.f("ck_dataset_parts_role")),
         sa.ForeignKeyConstraint(["model_id"], ["models.id"], name=op.f("fk_dataset_parts_model_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_dataset_parts")),
         sa.UniqueConstraint("path", name=op.f("uq_dataset_parts_path")),
@@ -177,7 +193,7 @@ def upgrade() -> None:
         sa.Column("error", sa.String(length=1000), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
-        sa.CheckConstraint("kind IN ('register', 'unlearn')", name=op.f("ck_jobs_kind")),
+        sa.CheckConstraint("kind IN ('register', 'unlearn', 'append')", name=op.f("ck_jobs_kind")),
         sa.CheckConstraint(
             "state IN ('waiting', 'queued', 'running', 'done', 'failed')", name=op.f("ck_jobs_state")
         ),
@@ -189,12 +205,46 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_jobs_state"), ["state"], unique=False)
 
     op.create_table(
+        "model_files",
+        sa.Column("model_id", sa.Uuid(), nullable=False),
+        sa.Column("kind", sa.String(length=16), nullable=False),
+        sa.Column("path", sa.String(length=500), nullable=False),
+        sa.Column("sha256", sa.String(length=64), nullable=False),
+        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint("kind IN ('weights', 'anchor')", name=op.f("ck_model_files_kind")),
+        sa.ForeignKeyConstraint(["model_id"], ["models.id"], name=op.f("fk_model_files_model_id")),
+        sa.PrimaryKeyConstraint("model_id", "kind", name=op.f("pk_model_files")),
+        sa.UniqueConstraint("path", name=op.f("uq_model_files_path")),
+    )
+    op.create_table(
+        "suppressions",
+        sa.Column("model_id", sa.Uuid(), nullable=False),
+        sa.Column("subject_hash", sa.LargeBinary(length=32), nullable=False),
+        sa.ForeignKeyConstraint(["model_id"], ["models.id"], name=op.f("fk_suppressions_model_id")),
+        sa.PrimaryKeyConstraint("model_id", "subject_hash", name=op.f("pk_suppressions")),
+    )
+    op.create_table(
+        "uploads",
+        sa.Column("id", sa.Uuid(), nullable=False),
+        sa.Column("model_id", sa.Uuid(), nullable=False),
+        sa.Column("target", sa.String(length=64), nullable=False),
+        sa.Column("total", sa.BigInteger(), nullable=True),
+        sa.Column("received", sa.BigInteger(), nullable=False),
+        sa.Column("touched_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(["model_id"], ["models.id"], name=op.f("fk_uploads_model_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_uploads")),
+    )
+    with op.batch_alter_table("uploads", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_uploads_model_id"), ["model_id"], unique=False)
+
+    op.create_table(
         "batches",
         sa.Column("id", sa.Uuid(), nullable=False),
         sa.Column("model_id", sa.Uuid(), nullable=False),
         sa.Column("job_id", sa.Uuid(), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("sealed_because", sa.String(length=16), nullable=False),
+        sa.Column("policy", JSON, nullable=False),
         sa.Column("step", sa.String(length=16), nullable=True),
         sa.Column("subjects", sa.Integer(), nullable=False),
         sa.Column("records", sa.Integer(), nullable=True),
@@ -332,6 +382,12 @@ def downgrade() -> None:
         )
 
     op.drop_table("batches")
+    with op.batch_alter_table("uploads", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_uploads_model_id"))
+
+    op.drop_table("uploads")
+    op.drop_table("suppressions")
+    op.drop_table("model_files")
     with op.batch_alter_table("jobs", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_jobs_state"))
         batch_op.drop_index(batch_op.f("ix_jobs_model_id"))
@@ -341,6 +397,7 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_dataset_parts_model_id"))
 
     op.drop_table("dataset_parts")
+    op.drop_table("dataset_imports")
     with op.batch_alter_table("certificates", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_certificates_model_id"))
 

@@ -1,5 +1,6 @@
 """Weights as safetensors. Nothing is ever unpickled."""
 
+import hashlib
 from collections.abc import Mapping
 
 import torch
@@ -14,9 +15,12 @@ class CheckpointError(Exception):
     """The weights do not fit the manifest."""
 
 
-def read(storage: Storage, path: str) -> dict[str, Tensor]:
+def read(storage: Storage, path: str, *, sha256: str | None = None) -> dict[str, Tensor]:
+    content = b"".join(storage.read(path))
+    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+        raise CheckpointError("the file is not the one that was sent")
     try:
-        return dict(load(b"".join(storage.read(path))))
+        return dict(load(content))
     except SafetensorError:
         raise CheckpointError("not a safetensors file") from None
 
@@ -28,14 +32,22 @@ def write(storage: Storage, path: str, tensors: Mapping[str, Tensor], metadata: 
 
 
 def check_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
-    if set(tensors) != set(expected):
-        raise CheckpointError(f"the tensors are {_names(tensors)}, expected {_names(expected)}")
+    if found := shape_problems(tensors, expected):
+        raise CheckpointError("; ".join(found))
+
+
+def shape_problems(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Every way in which the tensors are not those of the manifest."""
+    found = [f"the tensor {name} is missing" for name in expected if name not in tensors]
+    if surplus := len(set(tensors) - set(expected)):
+        found.append(f"there are {surplus} tensors besides {', '.join(expected)}")
     for name, shape in expected.items():
+        if name not in tensors:
+            continue
         if tuple(tensors[name].shape) != shape:
-            raise CheckpointError(f"{name} has the shape {tuple(tensors[name].shape)}, expected {shape}")
-        if not tensors[name].is_floating_point() or not torch.isfinite(tensors[name]).all():
-            raise CheckpointError(f"{name} is not a tensor of finite floats")
-
-
-def _names(tensors: Mapping[str, object]) -> str:
-    return ", ".join(sorted(tensors)) or "none"
+            found.append(f"{name} has the shape {tuple(tensors[name].shape)}, expected {shape}")
+        if not tensors[name].is_floating_point():
+            found.append(f"{name} has the type {tensors[name].dtype}, expected floats")
+        elif not torch.isfinite(tensors[name]).all():
+            found.append(f"{name} holds NaN or infinity")
+    return found

@@ -29,34 +29,53 @@ class MemoryMapped:
     labels: npt.NDArray[np.float64]
 
 
-def check_schema(storage: Storage, path: str, *, width: int, real_labels: bool) -> int:
-    """Rows of one part, or a DatasetError that names the column at fault."""
+def schema_problems(
+    storage: Storage, path: str, *, width: int, real_labels: bool, needs_subject: bool = True
+) -> list[str]:
+    """Every way in which the part's columns are not those of the manifest."""
     with storage.open(path) as file:
         try:
-            parquet = pq.ParquetFile(file)
-        except pa.ArrowInvalid as problem:
-            raise DatasetError(f"not a Parquet file ({str(problem).splitlines()[0]})") from None
-        schema = parquet.schema_arrow
-        for column in (SUBJECT, LABEL, FEATURES):
-            if column not in schema.names:
-                raise DatasetError(f"the column {column} is missing")
-        if not (
-            pa.types.is_string(schema.field(SUBJECT).type)
-            or pa.types.is_large_string(schema.field(SUBJECT).type)
-        ):
-            raise DatasetError(f"{SUBJECT} must be a string column, not {schema.field(SUBJECT).type}")
-        _check_features(schema.field(FEATURES).type, width)
-        label = schema.field(LABEL).type
-        if not (pa.types.is_integer(label) or (real_labels and pa.types.is_floating(label))):
-            raise DatasetError(f"{LABEL} has the type {label}")
-        return int(parquet.metadata.num_rows)
+            schema = pq.ParquetFile(file).schema_arrow
+        except (pa.ArrowException, OSError):
+            return ["not a Parquet file"]
+    missing = [
+        f"the column {column} is missing"
+        for column in (SUBJECT, LABEL, FEATURES)
+        if column not in schema.names and (needs_subject or column != SUBJECT)
+    ]
+    kinds = {name: schema.field(name).type for name in {SUBJECT, LABEL, FEATURES} & set(schema.names)}
+    found = [
+        _subject_problem(kinds[SUBJECT]) if SUBJECT in kinds else None,
+        _label_problem(kinds[LABEL], real_labels) if LABEL in kinds else None,
+        _features_problem(kinds[FEATURES], width) if FEATURES in kinds else None,
+    ]
+    return missing + [problem for problem in found if problem is not None]
 
 
-def _check_features(kind: pa.DataType, width: int) -> None:
+def _subject_problem(kind: pa.DataType) -> str | None:
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return None
+    return f"{SUBJECT} must be a string column, not {kind}"
+
+
+def _label_problem(kind: pa.DataType, real_labels: bool) -> str | None:
+    if pa.types.is_integer(kind) or (real_labels and pa.types.is_floating(kind)):
+        return None
+    return f"{LABEL} must be {'a number' if real_labels else 'an integer'}, not {kind}"
+
+
+def _features_problem(kind: pa.DataType, width: int) -> str | None:
     if not pa.types.is_fixed_size_list(kind) or not pa.types.is_floating(kind.value_type):
-        raise DatasetError(f"{FEATURES} must be a fixed-size list of floats, not {kind}")
+        return f"{FEATURES} must be a fixed-size list of floats, not {kind}"
     if kind.list_size != width:
-        raise DatasetError(f"{FEATURES} has {kind.list_size} values a row, the manifest says {width}")
+        return f"{FEATURES} has {kind.list_size} values a row, the manifest says {width}"
+    return None
+
+
+def has_subjects(storage: Storage, path: str) -> bool:
+    """A holdout part may name nobody."""
+    with storage.open(path) as file:
+        return SUBJECT in pq.ParquetFile(file).schema_arrow.names
 
 
 def row_count(storage: Storage, path: str) -> int:
@@ -73,10 +92,18 @@ def holders(storage: Storage, path: str, subjects: Collection[str]) -> set[str]:
     """Which of `subjects` have rows in this part; reads one column only."""
     wanted = pa.array(sorted(subjects), pa.string())
     found: set[str] = set()
+    if not has_subjects(storage, path):
+        return found
     for batch in batches(storage, path, [SUBJECT]):
         column = batch.column(SUBJECT).cast(pa.string())
         found.update(column.filter(pc.is_in(column, value_set=wanted)).to_pylist())
     return found
+
+
+def subjects(storage: Storage, path: str) -> Iterator[str]:
+    """Everyone in this part; the same one may come more than once."""
+    for batch in batches(storage, path, [SUBJECT]):
+        yield from pc.unique(batch.column(SUBJECT).cast(pa.string()).drop_null()).to_pylist()
 
 
 def rewrite_without(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from sqlalchemy import select
+from torch import Tensor
 
 from app.db.states import HeldReason
 from app.db.tables import Certificate
@@ -66,9 +67,9 @@ def distance_refusal(context: Context, solution: Solution) -> Refusal | None:
     return Refusal(HeldReason.NOT_CERTIFIABLE, detail)
 
 
-def noise_refusal(context: Context, solution: Solution) -> Refusal | None:
-    numbers = torch.finfo(solution.w.dtype)
-    spacing = numbers.eps * max(float(solution.w.abs().max()), numbers.tiny)
+def noise_refusal(context: Context, w: Tensor) -> Refusal | None:
+    numbers = torch.finfo(w.dtype)
+    spacing = numbers.eps * max(float(w.abs().max()), numbers.tiny)
     sigma = context.manifest.policy.sigma
     if sigma >= SMALLEST_NOISE_IN_ULPS * spacing:
         return None

@@ -14,8 +14,8 @@ from app.bootstrap import Services
 from app.clock import now
 from app.db import paths, transitions
 from app.db.manifest import Manifest
-from app.db.states import VersionState
-from app.db.tables import Batch, DatasetPart, Job, Model, Version
+from app.db.states import FileKind, PartRole, VersionState
+from app.db.tables import Batch, DatasetPart, Job, Model, ModelFile, Version
 
 PROGRESS_SECONDS = 0.25  # at most a few times a second
 
@@ -40,7 +40,9 @@ class Context:
             job = session.get_one(Job, job_id)
             model = session.get_one(Model, job.model_id)
             batch = session.scalar(select(Batch).where(Batch.job_id == job_id))
-        return cls(services, job_id, token, model, Manifest.model_validate(model.manifest), batch)
+        # A batch runs under the policy it was sealed under, whatever the model's is by now.
+        manifest = model.manifest if batch is None else model.manifest | {"policy": batch.policy}
+        return cls(services, job_id, token, model, Manifest.model_validate(manifest), batch)
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
@@ -66,8 +68,8 @@ class Context:
             batch.progress = dict(data)
             transitions.add_event(session, batch.id, "progress", dict(data), now())
 
-    def parts(self) -> list[DatasetPart]:
-        """The dataset's present generation."""
+    def holdings(self) -> list[DatasetPart]:
+        """Every part that may hold someone's rows: training data, holdout, and what waits to be appended."""
         with self.services.database.reading() as session:
             return list(
                 session.scalars(
@@ -76,6 +78,17 @@ class Context:
                     .order_by(DatasetPart.id)
                 )
             )
+
+    def parts(self, role: PartRole = PartRole.TRAIN) -> list[DatasetPart]:
+        """The present generation."""
+        return [part for part in self.holdings() if part.role == role and part.first_generation is not None]
+
+    def staged(self) -> list[DatasetPart]:
+        return [part for part in self.holdings() if part.first_generation is None]
+
+    def file(self, kind: FileKind) -> ModelFile | None:
+        with self.services.database.reading() as session:
+            return session.get(ModelFile, (self.model.id, kind))
 
     def current_version(self) -> Version:
         with self.services.database.reading() as session:

@@ -20,7 +20,8 @@ def publish(
     with context.writing() as session:
         batch = context.batch_in(session)
         model = session.get_one(Model, context.model.id)
-        _flip_generation(session, model, resolved)
+        model.generation += 1
+        swap_parts(session, model, resolved)
         place = log.append(session, release.envelope.digest, signer, context.services.settings.log_origin)
         session.add(
             Certificate(
@@ -48,10 +49,11 @@ def publish(
         transitions.batch_purging(session, batch, now())
 
 
-def publish_nothing(context: Context) -> None:
-    """No subject has a row: the model is what it would be without them, and stays as it is."""
+def publish_nothing(context: Context, resolved: Resolved) -> None:
+    """No subject has a training row: the model is what it would be without them, and stays as it is."""
     with context.writing() as session:
         batch = context.batch_in(session)
+        swap_parts(session, session.get_one(Model, context.model.id), resolved)
         batch.records = 0
         transitions.batch_purging(session, batch, now())
 
@@ -73,21 +75,27 @@ def _supersede(session: Session, release: Release, model: Model, batch: Batch) -
     )
 
 
-def _flip_generation(session: Session, model: Model, resolved: Resolved) -> None:
-    """Untouched parts simply live on; a replaced part ends with the generation it was last in."""
-    ending = model.generation
-    model.generation = ending + 1
-    for part in resolved.rewritten:
-        session.get_one(DatasetPart, part.replaces).last_generation = ending
+def swap_parts(session: Session, model: Model, resolved: Resolved) -> None:
+    """Untouched parts simply live on; a replaced part ended with the generation before."""
+    ended = max(model.generation - 1, 0)
+    for new in resolved.rewritten:
+        replaced = session.get_one(DatasetPart, new.replaces)
+        replaced.last_generation = ended
+        stays_staged = replaced.first_generation is None and not resolved.appends
         session.add(
             DatasetPart(
                 model_id=model.id,
-                path=part.stored.path,
-                rows=part.rows,
-                sha256=part.stored.sha256,
-                size=part.stored.size,
-                first_generation=model.generation,
+                name=replaced.name,
+                role=replaced.role,
+                path=new.stored.path,
+                rows=new.rows,
+                sha256=new.stored.sha256,
+                size=new.stored.size,
+                first_generation=None if stays_staged else model.generation,
             )
         )
     for part_id in resolved.emptied:
-        session.get_one(DatasetPart, part_id).last_generation = ending
+        session.get_one(DatasetPart, part_id).last_generation = ended
+    for part_id, rows in resolved.joined:
+        part = session.get_one(DatasetPart, part_id)
+        part.first_generation, part.rows = model.generation, rows

@@ -9,12 +9,15 @@ from app.db import paths, transitions
 from app.db.states import VersionState
 from app.db.tables import DatasetPart, Task, TaskSubject, Version
 from worker.pipeline.context import Context
+from worker.pipeline.holdings import suppress, sweep_uploads
+from worker.pipeline.resolve import subjects_of
 
 WAL_TRIES = 50
 
 
 def purge(context: Context) -> None:
     _delete_files(context)
+    sweep_uploads(context)
     _forget_identifiers(context)
     _empty_wal(context)
     with context.writing() as session:
@@ -51,8 +54,12 @@ def _delete_files(context: Context) -> None:
 
 
 def _forget_identifiers(context: Context) -> None:
+    """What remains is a keyed hash if the policy keeps a suppression list, else nothing."""
     assert context.batch is not None
+    listed = list(subjects_of(context)[0]) if context.manifest.policy.suppression_list else []
     with context.writing() as session:
+        if listed:
+            suppress(context, session, listed)
         tasks = select(Task.id).where(Task.batch_id == context.batch.id)
         session.execute(update(TaskSubject).where(TaskSubject.task_id.in_(tasks)).values(identifier=None))
 

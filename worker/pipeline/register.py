@@ -1,34 +1,54 @@
-"""Registration: does the data fit the manifest, do the weights, how far are they from the optimum?"""
+"""Registration: does the data fit the manifest, do the weights, how far are they from the optimum?
 
+Every problem is collected before the model is rejected, so that its owner can mend them all at once.
+"""
+
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from torch import Tensor
 
+from app import logs
 from app.bootstrap import Services
 from app.clock import now
 from app.db import paths, transitions
-from app.db.tables import DatasetPart, Model, Version
+from app.db.states import FileKind, PartRole
+from app.db.tables import DatasetPart, Model, ModelFile, Version
 from app.storage import Stored
-from worker.engine.linear import LinearObjective
+from worker.engine.bounds import reachable, strongly_convex_distance
+from worker.engine.objective import CertifiedGradient
 from worker.engine.training import train
 from worker.engine.trust_region import SolverSettings
 from worker.engine.validation import EngineInputError
-from worker.loading import checkpoints, datasets, families
+from worker.loading import checkpoints
 from worker.loading.checkpoints import CheckpointError
-from worker.loading.datasets import DatasetError
-from worker.pipeline.certify import distance_refusal
-from worker.pipeline.context import CannotContinue, Context
+from worker.loading.families import Family, FamilyError, FamilyObjective, family_of
+from worker.loading.inspection import Expected, Inspection
+from worker.pipeline import registration_report
+from worker.pipeline.certify import distance_refusal, noise_refusal
+from worker.pipeline.context import Context
+from worker.pipeline.holdings import bring_in, sweep_uploads
+from worker.pipeline.registration_report import Measured
 from worker.pipeline.scratch import working_folder
 from worker.pipeline.solve import objective_on
+
+log = logs.get("pipeline")
+
+
+class Rejected(Exception):
+    def __init__(self, *reasons: str) -> None:
+        super().__init__(*reasons)
+        self.reasons = list(reasons)
 
 
 @dataclass(frozen=True)
 class Registered:
     stored: Stored
     rows: dict[UUID, int]
-    report: dict[str, float | int | str]
+    report: dict[str, Any]
 
 
 def register(services: Services, job_id: UUID, token: UUID) -> None:
@@ -36,13 +56,25 @@ def register(services: Services, job_id: UUID, token: UUID) -> None:
     try:
         with working_folder(services.settings, token) as scratch:
             registered = _validate(context, scratch)
-    except (DatasetError, CheckpointError, EngineInputError, CannotContinue) as problem:
-        _reject(context, str(problem))
+    except Rejected as problem:
+        _reject(context, problem.reasons)
         return
+    _accept(context, registered)
+    log.info("registered", model=str(context.model.id))
+
+
+def _accept(context: Context, registered: Registered) -> None:
+    """Whatever else attempts and uploads have left is deleted first: afterwards nobody would look for it."""
+    storage, weights = context.services.storage, context.file(FileKind.WEIGHTS)
+    for path in storage.list(paths.attempts(context.job_id)):
+        if path != registered.stored.path:
+            storage.delete(path)
     with context.writing() as session:
         model = session.get_one(Model, context.model.id)
         for part_id, rows in registered.rows.items():
             session.get_one(DatasetPart, part_id).rows = rows
+        if weights is not None:
+            session.delete(session.get_one(ModelFile, (model.id, FileKind.WEIGHTS)))
         session.add(
             Version(
                 model_id=model.id,
@@ -54,57 +86,136 @@ def register(services: Services, job_id: UUID, token: UUID) -> None:
             )
         )
         transitions.accept_model(session, model, registered.report)
-        transitions.finish_job(session, job_id, token, now())
+        transitions.finish_job(session, context.job_id, context.token, now())
+    if weights is not None:  # version 0 is their copy; should we die here, the next purge finds them
+        storage.delete(weights.path)
 
 
-def _reject(context: Context, reason: str) -> None:
+def _reject(context: Context, reasons: list[str]) -> None:
     with context.writing() as session:
-        transitions.reject_model(session, session.get_one(Model, context.model.id), [reason])
+        transitions.reject_model(session, session.get_one(Model, context.model.id), reasons)
         transitions.finish_job(session, context.job_id, context.token, now())
 
 
 def _validate(context: Context, scratch: Path) -> Registered:
-    manifest, storage = context.manifest, context.services.storage
-    parts = context.parts()
+    started, manifest = time.monotonic(), context.manifest
+    sweep_uploads(context)
+    try:
+        family = family_of(manifest)
+    except FamilyError as problem:
+        raise Rejected(str(problem)) from None
+    problems = bring_in(context)
+    trained, held_out = (_inspected(context, family, role) for role in PartRole)
+    problems += [*trained.problems, *held_out.problems, *_set_problems(trained)]
+    problems += _file_problems(context, family)
+    if problems:
+        raise Rejected(*problems)
+    objective = _objective(context, scratch)
+    w, origin, found = _version_zero(context, family, objective)
+    stored = checkpoints.write(
+        context.services.storage, context.path("model.safetensors"), objective.unflatten(w), {}
+    )
+    measured = Measured(
+        trained=trained,
+        held_out=held_out,
+        weights=w,
+        origin=origin,
+        gradient_norm=found.norm,
+        distance=strongly_convex_distance(
+            gradient_norm=found.norm, rounding=found.rounding, floor=objective.curvature_floor
+        ),
+        curvature_floor=objective.curvature_floor,
+        seconds=time.monotonic() - started,
+    )
     rows = {
-        part.id: datasets.check_schema(
-            storage, part.path, width=manifest.width, real_labels=manifest.family == "ridge"
-        )
-        for part in parts
+        part.id: inspection.rows[part.path]
+        for part in context.holdings()
+        for inspection in (trained, held_out)
+        if part.path in inspection.rows
     }
-    objective = objective_on(context, tuple(part.path for part in parts), scratch)
-    uploaded = _uploaded(context, objective)
-    if uploaded is None:
+    return Registered(stored, rows, registration_report.compose(manifest, measured))
+
+
+def _inspected(context: Context, family: Family, role: PartRole) -> Inspection:
+    training = role == PartRole.TRAIN
+    manifest = context.manifest
+    inspection = Inspection(Expected(manifest.width, family.classes(manifest), needs_subject=training))
+    for part in context.parts(role):
+        name = f"{'dataset' if training else 'holdout'} {part.name}"
+        inspection.add(context.services.storage, name, part.path)
+    return inspection
+
+
+def _set_problems(trained: Inspection) -> list[str]:
+    if trained.problems:  # counted only where every row could be read
+        return []
+    if trained.total == 0:
+        return ["the dataset has no rows"]
+    if trained.expected.classes is not None and len(trained.classes) < 2:
+        return ["all rows have the same label: there is nothing to tell apart"]
+    return []
+
+
+def _file_problems(context: Context, family: Family) -> list[str]:
+    problems = []
+    for kind in FileKind:
+        file = context.file(kind)
+        if file is not None:
+            try:
+                tensors = checkpoints.read(context.services.storage, file.path, sha256=file.sha256)
+                found = checkpoints.shape_problems(tensors, family.shapes(context.manifest))
+            except CheckpointError as problem:
+                found = [str(problem)]
+            problems += [f"{kind}: {text}" for text in found]
+    declared, sent = context.manifest.origins.anchor != "zero", context.file(FileKind.ANCHOR) is not None
+    if sent and not declared:
+        problems.append("anchor: one was sent, but origins.anchor says zero; declare where it comes from")
+    if declared and not sent:
+        problems.append("anchor: origins.anchor declares one, but none was sent")
+    return problems
+
+
+def _objective(context: Context, scratch: Path) -> FamilyObjective:
+    paths_of_parts = tuple(part.path for part in context.parts())
+    try:
+        objective = objective_on(context, paths_of_parts, scratch)
+        objective.certified_gradient(objective.anchor)  # the first pass refuses what has no meaning
+    except EngineInputError:
+        # The engine's messages may quote a row.
+        raise Rejected(f"the family {context.manifest.family} refuses the data") from None
+    return objective
+
+
+def _version_zero(
+    context: Context, family: Family, objective: FamilyObjective
+) -> tuple[Tensor, str, CertifiedGradient]:
+    """The weights that were sent, or A(D); with a way to certify the target from there."""
+    policy, file = context.manifest.policy, context.file(FileKind.WEIGHTS)
+    problems = []
+    if file is not None:
+        w, origin = (
+            family.flat(context.manifest, checkpoints.read(context.services.storage, file.path)),
+            "uploaded",
+        )
+    else:
         solution = train(
             objective,
-            target=manifest.policy.target_distance,
-            settings=SolverSettings(max_seconds=manifest.policy.time_limit_seconds),
+            target=policy.target_distance,
+            settings=SolverSettings(max_seconds=policy.time_limit_seconds),
         )
-        if refusal := distance_refusal(context, solution):
-            raise CannotContinue(f"training did not reach the policy's target_distance: {refusal.detail}")
         w, origin = solution.w, "trained by the service"
-    else:
-        w, origin = uploaded, "uploaded"
+        if refusal := distance_refusal(context, solution):
+            problems.append(f"training did not reach the policy's target_distance: {refusal.detail}")
     found = objective.certified_gradient(w)
-    stored = checkpoints.write(
-        storage, context.path("model.safetensors"), objective.unflatten(w), {}
-    )
-    storage.delete(paths.uploaded_weights(context.model.id))
-    report: dict[str, float | int | str] = {
-        "rows": sum(rows.values()),
-        "dimension": manifest.dimension,
-        "weights": origin,
-        "gradient_norm": found.norm,
-        "curvature_floor": manifest.lam,
-        "sigma": manifest.policy.sigma,
-    }
-    return Registered(stored, rows, report)
-
-
-def _uploaded(context: Context, objective: LinearObjective) -> Tensor | None:
-    path = paths.uploaded_weights(context.model.id)
-    if not context.services.storage.exists(path):
-        return None
-    tensors = checkpoints.read(context.services.storage, path)
-    checkpoints.check_shapes(tensors, families.shapes(context.manifest))
-    return objective.flatten(tensors)
+    floor = objective.curvature_floor
+    if not reachable(target=policy.target_distance, rounding=found.rounding, floor=floor):
+        least = strongly_convex_distance(gradient_norm=0.0, rounding=found.rounding, floor=floor)
+        problems.append(
+            f"target_distance {policy.target_distance:.3g} cannot be certified: rounding alone leaves "
+            f"{least:.3g}; raise target_distance or lambda"
+        )
+    if refusal := noise_refusal(context, w):
+        problems.append(f"{refusal.detail}; raise target_distance or lower epsilon or delta")
+    if problems:
+        raise Rejected(*problems)
+    return w, origin, found

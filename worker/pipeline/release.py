@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from app.clock import new_id, now
+from app.db.states import FileKind
 from app.storage import Stored
 from app.version import VERSION
 from certificate import assurance, predicate
@@ -21,7 +22,8 @@ from certificate.records import new_salt
 from certificate.statement import serialise, statement_for
 from worker.engine import noise
 from worker.engine.trust_region import Solution
-from worker.loading import checkpoints, families
+from worker.loading import checkpoints
+from worker.loading.families import family_of
 from worker.pipeline.context import Context
 from worker.pipeline.resolve import Resolved
 from worker.pipeline.solve import Solved
@@ -118,17 +120,20 @@ def _bound(context: Context, solved: Solved) -> predicate.Bound:
 
 
 def _objective(context: Context, resolved: Resolved) -> predicate.Objective:
-    manifest = context.manifest
+    manifest, anchor = context.manifest, context.file(FileKind.ANCHOR)
+    family = family_of(manifest)
     key = context.services.vault.keyed_hash(str(context.model.id), purpose="retained data commitment")
     return predicate.Objective(
         family=manifest.family,
-        loss=families.LOSS[manifest.family],
+        loss=family.loss,
         regularisation=manifest.lam,
-        anchor_sha256=None,
+        anchor_sha256=None if anchor is None else anchor.sha256,
         origins=predicate.Origins(
-            features=manifest.origins.features, constants=manifest.origins.constants, anchor="zero"
+            features=manifest.origins.features,
+            constants=manifest.origins.constants,
+            anchor=manifest.origins.anchor,
         ),
-        dimension=manifest.dimension,
+        dimension=family.dimension(manifest),
         retained_data_commitment=commit_retained(key=key, part_digests=resolved.digests),
     )
 

@@ -4,14 +4,16 @@ Nothing of the present generation is touched: an attempt that dies here leaves o
 """
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
+import pyarrow as pa
 from sqlalchemy import select
 
-from app.db.states import SubjectOutcome
-from app.db.tables import Task, TaskSubject
+from app.db.states import PartRole, SubjectOutcome
+from app.db.tables import DatasetPart, Task, TaskSubject
 from app.storage import Stored
 from app.vault import row_of
 from certificate.commitment import SubjectCommitment, commit_subject
@@ -32,46 +34,77 @@ class Resolved:
     requests: int
     records: int
     kept: tuple[str, ...]
-    """Paths of R, in order: untouched parts and rewritten ones."""
+    """Paths of R, in order: untouched parts and rewritten ones; the holdout is not among them."""
     digests: tuple[str, ...]
     rewritten: tuple[RewrittenPart, ...]
     emptied: tuple[UUID, ...]
     shift: shift.Shift
     commitments: tuple[SubjectCommitment, ...]
+    appends: bool = False
+    joined: tuple[tuple[UUID, int], ...] = ()
+    """Staged parts that join the data as they are, with their rows."""
+
+
+@dataclass
+class Sorting:
+    """Parts as they are looked at, one after the other."""
+
+    context: Context
+    scratch: Path
+    rewritten: list[RewrittenPart]
+    emptied: list[UUID]
+
+    def without(self, part: DatasetPart, subjects: Collection[str]) -> tuple[str, str] | None:
+        """Path and digest of the part's rows of everyone else; None when there are none."""
+        storage = self.context.services.storage
+        target = self.context.path(f"part{len(self.rewritten)}.parquet")
+        stored = datasets.rewrite_without(storage, part.path, subjects, target, self.scratch)
+        rows = datasets.row_count(storage, target)
+        if not rows:
+            self.emptied.append(part.id)
+            return None
+        self.rewritten.append(RewrittenPart(part.id, stored, rows))
+        return stored.path, stored.sha256
+
+    def aside(self, part: DatasetPart, subjects: Collection[str]) -> None:
+        """Rows nothing was trained on, holdout or staged: they go as well, and are no part of F.
+
+        A staged file that cannot be searched may hold anyone's rows: it is not kept.
+        """
+        try:
+            if found := datasets.holders(self.context.services.storage, part.path, subjects):
+                self.without(part, found)
+        except (pa.ArrowException, KeyError):
+            if part.first_generation is not None:
+                raise
+            self.emptied.append(part.id)
 
 
 def resolve(context: Context, scratch: Path) -> Resolved:
-    subjects, requests = _subjects(context)
+    subjects, requests = subjects_of(context)
     original: Counter[str] = Counter()
     erased: Counter[str] = Counter()
     kept: list[tuple[str, str]] = []
-    rewritten: list[RewrittenPart] = []
-    emptied: list[UUID] = []
+    sorting = Sorting(context, scratch, [], [])
     held: set[str] = set()
-    for part in context.parts():
-        found = datasets.holders(context.services.storage, part.path, subjects.keys())
-        counts = datasets.class_counts(context.services.storage, part.path)
-        original += counts
-        if not found:
-            kept.append((part.path, part.sha256))
+    storage = context.services.storage
+    for part in context.holdings():
+        if part.role != PartRole.TRAIN or part.first_generation is None:
+            sorting.aside(part, subjects.keys())
             continue
+        found = datasets.holders(storage, part.path, subjects.keys())
+        original += datasets.class_counts(storage, part.path)
+        erased += datasets.class_counts(storage, part.path, found) if found else Counter()
         held |= found
-        erased += datasets.class_counts(context.services.storage, part.path, found)
-        target = context.path(f"part{len(rewritten)}.parquet")
-        stored = datasets.rewrite_without(context.services.storage, part.path, found, target, scratch)
-        rows = datasets.row_count(context.services.storage, target)
-        if rows:
-            rewritten.append(RewrittenPart(part.id, stored, rows))
-            kept.append((stored.path, stored.sha256))
-        else:
-            emptied.append(part.id)
+        left = sorting.without(part, found) if found else (part.path, part.sha256)
+        kept += [left] if left else []
     return Resolved(
         requests=requests,
         records=erased.total(),
         kept=tuple(path for path, _ in kept),
         digests=tuple(digest for _, digest in kept),
-        rewritten=tuple(rewritten),
-        emptied=tuple(emptied),
+        rewritten=tuple(sorting.rewritten),
+        emptied=tuple(sorting.emptied),
         shift=shift.measure(original, erased),
         commitments=_record_outcomes(context, subjects, held),
     )
@@ -80,7 +113,7 @@ def resolve(context: Context, scratch: Path) -> Resolved:
 Places = dict[str, list[tuple[UUID, int, UUID]]]
 
 
-def _subjects(context: Context) -> tuple[Places, int]:
+def subjects_of(context: Context) -> tuple[Places, int]:
     """Each identifier with the (task, ordinal, erasure) rows that ask for it, and the number of requests."""
     assert context.batch is not None
     with context.services.database.reading() as session:

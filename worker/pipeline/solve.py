@@ -6,10 +6,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from worker.engine.linear import LinearObjective
+from app.db.states import FileKind
+from worker.engine.rows import ArrayRows
 from worker.engine.training import train
 from worker.engine.trust_region import Solution, SolverSettings, Step, minimise
-from worker.loading import checkpoints, datasets, families
+from worker.loading import checkpoints, datasets
+from worker.loading.families import FamilyObjective, family_of
 from worker.pipeline.context import Context
 from worker.pipeline.resolve import Resolved
 
@@ -19,13 +21,25 @@ Mechanism = Literal["tr", "retrain"]
 @dataclass(frozen=True)
 class Solved:
     mechanism: Mechanism
-    objective: LinearObjective
+    objective: FamilyObjective
     solution: Solution
 
 
-def objective_on(context: Context, paths: tuple[str, ...], scratch: Path) -> LinearObjective:
-    rows = datasets.memory_map(context.services.storage, paths, context.manifest.width, scratch / "rows")
-    return families.objective(context.manifest, rows.features, rows.labels)
+def objective_on(context: Context, paths: tuple[str, ...], scratch: Path) -> FamilyObjective:
+    manifest = context.manifest
+    rows = datasets.memory_map(context.services.storage, paths, manifest.width, scratch / "rows")
+    return family_of(manifest).objective(manifest, ArrayRows(rows.features, rows.labels), _anchor(context))
+
+
+def _anchor(context: Context) -> Tensor | None:
+    """The same point in registration, unlearning and retraining; None is zero."""
+    file = context.file(FileKind.ANCHOR)
+    if file is None:
+        return None
+    family = family_of(context.manifest)
+    tensors = checkpoints.read(context.services.storage, file.path, sha256=file.sha256)
+    checkpoints.check_shapes(tensors, family.shapes(context.manifest))
+    return family.flat(context.manifest, tensors)
 
 
 def solve(context: Context, resolved: Resolved, mechanism: Mechanism, scratch: Path) -> Solved:
@@ -44,9 +58,9 @@ def solve(context: Context, resolved: Resolved, mechanism: Mechanism, scratch: P
     return Solved(mechanism, objective, solution)
 
 
-def _published(context: Context, objective: LinearObjective) -> Tensor:
+def _published(context: Context, objective: FamilyObjective) -> Tensor:
     tensors = checkpoints.read(context.services.storage, context.current_version().path)
-    checkpoints.check_shapes(tensors, families.shapes(context.manifest))
+    checkpoints.check_shapes(tensors, family_of(context.manifest).shapes(context.manifest))
     return objective.flatten(tensors)
 
 

@@ -1,0 +1,158 @@
+"""Manifest and policy are validated as a whole; uploads and imports take only what is well formed."""
+
+import base64
+import hashlib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from app import imports, uploads
+from app.db import manifest as manifests
+from app.db.manifest import Manifest, Policy
+from app.errors import InvalidRequest
+from app.imports import ImportRefused
+from app.models.schemas import ModelRequest
+from app.models.service import merged
+from app.uploads import Piece, piece_of, wanted_sha256
+from certificate import privacy
+
+BASE: dict[str, Any] = {
+    "family": "softmax",
+    "width": 4,
+    "classes": 3,
+    "lambda": 0.1,
+    "origins": {"features": "made up", "constants": "made up"},
+}
+
+
+def test_sigma_follows_from_the_policy_alone() -> None:
+    policy = Policy(epsilon=2.0, delta=1e-6, target_distance=1e-3)
+    shift = policy.target_distance / policy.sigma
+    assert privacy.epsilon_for(delta=1e-6, shift=shift) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"policy": {"epsilon": 9.0, "lifetime_epsilon": 8.0}}, "not even one release would fit"),
+        ({"policy": {"method": "magic"}}, "'tr' or 'retrain'"),
+        ({"policy": {"quality_gate": {}}}, "Extra inputs"),
+        ({"policy": {"max_kl_alert": 0}}, "greater than 0"),
+        ({"classes": None}, "classes is needed for softmax"),
+        ({"family": "ridge"}, "classes is needed for softmax"),
+        ({"lambda": 0}, "greater than 0"),
+        ({"lambda": float("nan")}, "finite"),
+        ({"family": "boosting", "classes": None}, "method to be retrain"),
+        ({"origins": {"features": "f", "constants": "c", "anchor": ""}}, "at least 1"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_a_reason(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Manifest.model_validate(BASE | change)
+
+
+def test_a_family_is_known_by_the_name_of_its_entry_point_without_importing_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    body = {"name": "m", "manifest": BASE | {"family": "boosting", "policy": {"method": "retrain"}}}
+    with pytest.raises(ValidationError, match="the family is not known; there are logistic, ridge, softmax"):
+        ModelRequest.model_validate(body)
+    entry = EntryPoint("boosting", "a_module_that_does_not_exist:family", "lethe.families")
+    monkeypatch.setattr(manifests, "entry_points", lambda group: [entry] if group == entry.group else [])
+    assert ModelRequest.model_validate(body).manifest.family == "boosting"
+
+
+def test_a_stored_manifest_can_be_read_when_its_plug_in_is_gone() -> None:
+    assert (
+        Manifest.model_validate(BASE | {"family": "gone", "policy": {"method": "retrain"}}).family == "gone"
+    )
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(json_values, json_values)
+def test_a_merge_patch_applied_twice_changes_nothing_more(document: Any, patch: Any) -> None:
+    once = merged(document, patch)
+    assert merged(once, patch) == once
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.integers(), max_size=3))
+def test_null_removes_and_an_empty_patch_keeps(document: dict[str, int]) -> None:
+    assert merged(document, {}) == document
+    assert merged(document, dict.fromkeys(document)) == {}
+
+
+def test_a_piece_is_read_from_content_range() -> None:
+    assert piece_of(None) is None
+    assert piece_of("bytes 0-9/10") == Piece(0, 10, 10)
+
+
+@pytest.mark.parametrize(
+    "header", ["bytes 0-9", "bytes */10", "bytes 5-4/10", "bytes 0-10/10", "items 0-1/2", ""]
+)
+def test_a_malformed_content_range_is_refused(header: str) -> None:
+    with pytest.raises(InvalidRequest):
+        piece_of(header)
+
+
+def test_the_digest_is_read_from_repr_digest() -> None:
+    digest = hashlib.sha256(b"x").digest()
+    header = f"md5=:abcd:, sha-256=:{base64.b64encode(digest).decode()}:"
+    assert wanted_sha256(header) == digest.hex()
+    assert wanted_sha256(None) is None
+    for wrong in ("sha-256=:abc:", "sha-256=:!:", "md5=:abcd:", ""):
+        with pytest.raises(InvalidRequest):
+            uploads.wanted_sha256(wrong)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "file:///data/../etc/passwd",
+        "file:///data/./x",
+        "file:///data//x",
+        "file:///data/%2e%2e/x",
+        "file:///database/x",
+        "file:///etc/passwd",
+        "/data/x",
+        "zip://x::file:///data/x",
+        "file:///data/*.parquet",
+        "s3://key:secret@bucket/data/x",
+        "s3://bucket/other/x",
+        "s3://bucket/data",
+        "s3://bucket/data/",
+        "https://host/data/x?y=1",
+        "file:///data/x\n",
+    ],
+)
+def test_imports_stay_below_an_allowed_root(uri: str) -> None:
+    with pytest.raises(ImportRefused) as refusal:
+        imports.check(uri, "file:///data s3://bucket/data/")
+    assert uri not in str(refusal.value)
+
+
+def test_an_import_below_a_root_is_allowed_and_none_without_roots() -> None:
+    assert imports.check("s3://bucket/data/a/b.parquet", "file:///data s3://bucket/data")
+    with pytest.raises(ImportRefused, match="off"):
+        imports.check("s3://bucket/data/a", "")
+
+
+def test_a_link_does_not_lead_out_of_the_root(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    outside.write_text("secret")
+    (inside / "own").write_text("ours")
+    (inside / "link").symlink_to(outside)
+    assert imports.check(f"file://{inside}/own", f"file://{inside}")
+    with pytest.raises(ImportRefused):
+        imports.check(f"file://{inside}/link", f"file://{inside}")

@@ -1,0 +1,74 @@
+"""What registration tells the model's owner: figures and warnings, nothing of a single row."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from app.db.manifest import Manifest
+from worker.loading.inspection import Inspection
+
+# Below this many rows a class's count is a few people's label.
+SMALLEST_DESCRIBED_CLASS = 20
+
+
+@dataclass(frozen=True)
+class Measured:
+    trained: Inspection
+    held_out: Inspection
+    weights: Tensor
+    origin: str
+    gradient_norm: float
+    distance: float
+    curvature_floor: float
+    seconds: float
+
+
+def compose(manifest: Manifest, measured: Measured) -> dict[str, Any]:
+    sigma, norm = manifest.policy.sigma, float(torch.linalg.vector_norm(measured.weights))
+    return {
+        "rows": measured.trained.total,
+        "subjects": len(measured.trained.subjects.seen),
+        "holdout_rows": measured.held_out.total,
+        "classes": _histogram(measured.trained),
+        "dimension": measured.weights.numel(),
+        "weights": measured.origin,
+        "gradient_norm": measured.gradient_norm,
+        "distance_bound": measured.distance,
+        "curvature_floor": measured.curvature_floor,
+        "sigma": sigma,
+        # the noise's expected length against that of the weights
+        "sigma_relative": sigma * math.sqrt(measured.weights.numel()) / norm if norm else None,
+        "seconds": round(measured.seconds, 3),
+        "warnings": warnings(manifest, measured),
+    }
+
+
+def _histogram(trained: Inspection) -> dict[str, int] | None:
+    """Rows per class, when every class is large enough to be told."""
+    classes = trained.expected.classes
+    if classes is None or any(trained.classes[c] < SMALLEST_DESCRIBED_CLASS for c in range(classes)):
+        return None
+    return {str(c): trained.classes[c] for c in range(classes)}
+
+
+def warnings(manifest: Manifest, measured: Measured) -> list[str]:
+    trained, target = measured.trained, manifest.policy.target_distance
+    found = []
+    if trained.looks_standardised():
+        found.append(
+            "the features have means near 0 and variances near 1: constants computed from these rows would "
+            "make the objective depend on them, and erasing a row would not undo that"
+        )
+    if shared := trained.subjects.shared(measured.held_out.subjects):
+        found.append(f"{shared} subjects have rows both in the training data and in the holdout")
+    if trained.expected.classes is not None and len(trained.classes) < trained.expected.classes:
+        found.append(f"{trained.expected.classes - len(trained.classes)} of the declared classes have no row")
+    if measured.distance > target:
+        found.append(
+            f"the uploaded weights are not the objective's optimum: their certified distance is "
+            f"{measured.distance:.3g}, the target {target:.3g}; the first erasure will move the model there"
+        )
+    return found
