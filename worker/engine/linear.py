@@ -154,9 +154,9 @@ class LinearObjective(ABC):
             validation.check_type(x)
             yield x.to(self.device, torch.float64), y.to(self.device)
 
-    def evaluate(self, w: Tensor) -> Evaluation:
-        """Value, gradient and the bound on its rounding, in one float64 pass."""
-        sums = self._combine(self._pass(w))
+    def evaluate(self, w: Tensor, *, single: bool = False) -> Evaluation:
+        """Value, gradient and the bound on its rounding in one pass: float64, or float32 without a bound."""
+        sums = self._combine(self._pass(w, torch.float32 if single else torch.float64))
         offset = w - self.anchor
         gradient = sums.gradient / self.total + self.lam * offset
         norm = float(torch.linalg.vector_norm(gradient))
@@ -173,7 +173,8 @@ class LinearObjective(ABC):
         value = sums.loss / self.total + self.lam / 2 * float(offset @ offset)
         if not (math.isfinite(norm) and math.isfinite(rounding)):
             norm = rounding = math.inf
-        return Evaluation(value=value, gradient=gradient, norm=norm, rounding=rounding)
+        rounding = math.inf if single else rounding
+        return Evaluation(value, gradient, norm, rounding, scale=sums.mass / self.total)
 
     def value(self, w: Tensor) -> float:
         return self.evaluate(w).value
@@ -205,14 +206,15 @@ class LinearObjective(ABC):
         """The sum over ranks."""
         return self._reduce(tensor)
 
-    def _pass(self, w: Tensor) -> _Sums:
+    def _pass(self, w: Tensor, dtype: torch.dtype) -> _Sums:
         parts = self.unflatten(w)
         weight_norm = float(torch.linalg.vector_norm(parts["weight"], dim=1).max()) + _TINY
         bias = float(parts["bias"].abs().max()) if self.bias else 0.0
         errors, loss, count = RowErrors(self.link), 0.0, 0
         gradient = torch.zeros(self.dimension, dtype=torch.float64, device=self.device)
-        for index, (x, y) in enumerate(self.chunks()):
-            row_norm = self._first_look(index, x, y)
+        for index, (source, targets) in enumerate(self.rows.chunks(self._chunk_rows)):
+            row_norm = self._first_look(index, source, targets)
+            x, y = source.to(self.device, dtype), targets.to(self.device)
             chunk_loss, q = self.residual(self.logits(w, x), y)
             gradient += self.pullback(q, x)
             loss += float(chunk_loss)
@@ -238,7 +240,8 @@ class LinearObjective(ABC):
     def _first_look(self, index: int, x: Tensor, y: Tensor) -> float:
         """The longest row of a chunk; measured, and the chunk checked, the first time it comes by."""
         if index == len(self._row_norms):
-            norm = float(torch.linalg.vector_norm(x, dim=1).max()) + _TINY
+            validation.check_type(x)
+            norm = float(torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).max()) + _TINY
             first = index * self._chunk_rows
             if not math.isfinite(norm):
                 validation.check_features(x, first)

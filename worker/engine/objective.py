@@ -25,12 +25,13 @@ class CertifiedGradient:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One float64 pass over all rows at one point."""
+    """One pass over all rows at one point; in single precision `rounding` is infinite."""
 
     value: float
     gradient: Tensor  # (d,)
     norm: float
     rounding: float
+    scale: float  # mean length of a row's gradient, at most: what rounding is relative to
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Objective(Protocol):
     @property
     def curvature_floor(self) -> float: ...
 
-    def evaluate(self, w: Tensor) -> Evaluation: ...
+    def evaluate(self, w: Tensor, *, single: bool = False) -> Evaluation: ...
 
     def value(self, w: Tensor) -> float: ...
 

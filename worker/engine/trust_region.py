@@ -1,7 +1,8 @@
 """The one loop: trust-region Newton until the certified distance is within the target.
 
-Nothing on the path is trusted: each accepted point's gradient is a float64 pass over every row, and B1 turns
-it into a distance whatever brought us there. So the Hessian may be sampled, in float32, and preconditioned.
+Nothing on the path is trusted: the last point's gradient is a float64 pass over every row, and B1 turns it
+into a distance whatever brought us there. So on the way the Hessian may be sampled and preconditioned, and
+gradients may be in float32; a pass in float32 has an infinite rounding bound and can certify nothing.
 """
 
 import math
@@ -18,6 +19,8 @@ from worker.engine.objective import EXACT, Evaluation, HessianOperator, Objectiv
 from worker.engine.sampling import SampleSchedule
 from worker.engine.subproblem import Proposal, Quadratic, Subproblem, steihaug
 from worker.engine.validation import check_target, checked_point
+
+_SINGLE_NOISE = 4e-6  # relative to a row's gradient: some sixty units of float32 rounding
 
 
 class Outcome(StrEnum):
@@ -46,12 +49,13 @@ class SolverSettings:
     least_sample: int = 2048
     most_sample_bytes: int = 64 * 2**20
     preconditioner_rank: int = 128  # 0: none
+    single_precision: bool = True  # for passes far from the target, when products are sampled
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One iteration. `gradient_norm` and `distance` are those of the point kept."""
+    """One iteration. `gradient_norm` and `distance` are those of the point kept, certified at the end."""
 
     index: int
     gradient_norm: float
@@ -116,20 +120,23 @@ class _Run:
         self.passes = 0.0
         self.steps: list[Step] = []
         self.futile = 0
-        self.w = w
-        self.here = self._evaluate(w)
-        self.radius = self.distance if settings.initial_radius is None else settings.initial_radius
         self.operator: HessianOperator | None = None
         self.inverse: Callable[[Tensor], Tensor] | None = None
         self.schedule = SampleSchedule(
-            count=objective.rows.count,
-            width=objective.rows.width,
-            fraction=settings.sample_fraction,
-            least_rows=settings.least_sample,
-            most_bytes=settings.most_sample_bytes,
-            seed=settings.seed,
+            objective.rows.count,
+            objective.rows.width,
+            settings.sample_fraction,
+            settings.least_sample,
+            settings.most_sample_bytes,
+            settings.seed,
         )
+        # where products are sampled, rows are many, and single precision pays for passes too
+        self.single = settings.single_precision and self.schedule.next() != EXACT
         self.exact = False
+        self.contraction = 0.1  # of ‖g‖ by the last step of a sampled model; a first guess
+        self.w = w
+        self.here = self._evaluate(w, expected=math.inf)
+        self.radius = self.estimate if settings.initial_radius is None else settings.initial_radius
         self.settled = False  # the last step was good: curvature, and with it the preconditioner, still holds
 
     @property
@@ -143,10 +150,16 @@ class _Run:
             gradient_norm=self.here.norm, rounding=self.here.rounding, floor=self.floor
         )
 
+    @property
+    def estimate(self) -> float:
+        """B1 without its rounding, for points seen in single precision: where we are, not a promise."""
+        return self.distance if math.isfinite(self.here.rounding) else self.here.norm / self.floor
+
     def verdict(self) -> Outcome | None:
         """Why to stop now, or None to go on; certification comes before every limit."""
         here = self.here
-        cramped = not reachable(target=self.target, rounding=here.rounding, floor=self.floor)
+        bounded = math.isfinite(here.rounding)
+        cramped = bounded and not reachable(target=self.target, rounding=here.rounding, floor=self.floor)
         checks = (
             (Outcome.NON_FINITE, not (math.isfinite(here.norm) and math.isfinite(here.value))),
             (Outcome.CERTIFIED, self.distance <= self.target),
@@ -170,17 +183,18 @@ class _Run:
             return None
         if not proposal.drop > 0:
             return self._without_step(radius, proposal.products)
-        there = self._evaluate(self.w + proposal.step)
+        there = self._evaluate(self.w + proposal.step, expected=self._expected(proposal))
         rho, accepted = self._judge(proposal, there)
         self._resize(radius, float(torch.linalg.vector_norm(proposal.step)), rho, accepted, proposal.boundary)
         shrinkage = there.norm / self.here.norm
         self.schedule.learn(accepted=accepted, shrinkage=shrinkage, boundary=proposal.boundary)
         self.settled = accepted and shrinkage < 0.25
+        if accepted and not proposal.boundary:
+            self.contraction = shrinkage
         if accepted:
             self.w, self.here = self.w + proposal.step, there
         # a rejection keeps an exact model, for a smaller region; a sampled one may be what was wrong
-        if accepted or not self.exact:
-            self.operator = None
+        self.operator = None if accepted or not self.exact else operator
         self.futile = 0 if accepted or not self.exact else self.futile + int(math.isnan(rho))
         return self._record(radius, rho, accepted, proposal.products)
 
@@ -192,6 +206,8 @@ class _Run:
         return self._record(radius, math.nan, accepted=False, products=products)
 
     def solution(self, outcome: Outcome) -> Solution:
+        if outcome in (Outcome.STEPS_EXHAUSTED, Outcome.STALLED) and math.isinf(self.here.rounding):
+            self.here = self._evaluate(self.w, expected=0.0)  # how near it came, certified
         return Solution(
             outcome=outcome,
             w=self.w,
@@ -203,9 +219,24 @@ class _Run:
             seconds=self.seconds,
         )
 
-    def _evaluate(self, w: Tensor) -> Evaluation:
+    def _evaluate(self, w: Tensor, *, expected: float) -> Evaluation:
+        """Single precision while no certificate is in sight; double where ‖g‖ may be small enough for one."""
+        goal = self.floor * self.target
+        if self.single and expected > 2 * goal:
+            self.passes += 1
+            there = self.objective.evaluate(w, single=True)
+            if math.isfinite(there.norm) and there.norm > max(goal, _SINGLE_NOISE * there.scale):
+                return there
+            self.single = math.isfinite(there.norm)
         self.passes += 1
         return self.objective.evaluate(w)
+
+    def _expected(self, proposal: Proposal) -> float:
+        """‖g‖ to be expected after the step: what was left unsolved, and what the sample gets wrong."""
+        if proposal.boundary:
+            return self.here.norm
+        error = 0.0 if self.exact else self.contraction * self.here.norm
+        return math.hypot(proposal.residual, error)
 
     def _linearise(self) -> HessianOperator:
         sampling = self.schedule.next()
@@ -223,14 +254,16 @@ class _Run:
         """Forcing term: a sample's own error makes a smaller residual worthless, and so does the target."""
         norm = self.here.norm
         forcing = min(self.settings.forcing, math.sqrt(norm)) if self.exact else self.settings.forcing
-        goal = self.floor * self.target - self.here.rounding
+        spent = self.here.rounding if math.isfinite(self.here.rounding) else 0.0
+        goal = self.floor * self.target - spent
         return max(forcing * norm, 0.4 * goal)
 
     def _judge(self, proposal: Proposal, there: Evaluation) -> tuple[float, bool]:
         """ρ and whether to accept; ρ is NaN where f(w) - f(w+p) is below its own rounding."""
         if not math.isfinite(there.norm):
             return math.nan, False
-        if proposal.drop <= 2.0**-40 * abs(self.here.value):
+        double = math.isfinite(self.here.rounding) and math.isfinite(there.rounding)
+        if proposal.drop <= (2.0**-40 if double else 2.0**-19) * abs(self.here.value):
             return math.nan, there.norm < self.here.norm
         rho = (self.here.value - there.value) / proposal.drop
         return rho, rho >= self.settings.accept
@@ -247,17 +280,13 @@ class _Run:
 
     def _interruptible(self, operator: HessianOperator) -> Callable[[Tensor], Tensor]:
         """A product that turns NaN, which ends any subproblem, once the run is to stop."""
-
-        def product(v: Tensor) -> Tensor:
-            return v * math.nan if self._interrupted() else operator.product(v)
-
-        return product
+        return lambda v: v * math.nan if self._interrupted() else operator.product(v)
 
     def _record(self, radius: float, rho: float, accepted: bool, products: int) -> Step:
         step = Step(
             index=len(self.steps),
             gradient_norm=self.here.norm,
-            distance=self.distance,
+            distance=self.estimate,
             radius=radius,
             rho=rho,
             accepted=accepted,

@@ -208,3 +208,31 @@ def test_a_target_below_rounding_ends_as_stalled_with_an_honest_distance() -> No
 
 def test_an_objective_beyond_double_precision_is_non_finite() -> None:
     assert train(make_problem("ridge", scale=1e200), target=1.0).outcome is Outcome.NON_FINITE
+
+
+def test_a_pass_in_single_precision_can_certify_nothing() -> None:
+    objective = sampled_problem()
+    answer = train(objective, target=1e-3)
+    rough = objective.evaluate(answer.w, single=True)
+    assert rough.rounding == math.inf
+    assert math.isfinite(answer.rounding)
+
+
+def test_single_precision_passes_lead_to_the_same_certified_point() -> None:
+    objective = sampled_problem()
+    mixed = train(objective, target=1e-3)
+    double = train(objective, target=1e-3, settings=SolverSettings(single_precision=False))
+    assert mixed.outcome is double.outcome is Outcome.CERTIFIED
+    assert float(torch.linalg.vector_norm(mixed.w - double.w)) <= mixed.distance + double.distance
+
+
+def test_targets_beyond_single_precision_are_reached_by_double_passes() -> None:
+    solution = train(sampled_problem(), target=1e-6)
+    assert solution.outcome is Outcome.CERTIFIED
+
+
+def test_a_run_that_ends_early_still_reports_a_certified_distance() -> None:
+    solution = train(sampled_problem(), target=1e-6, settings=SolverSettings(max_steps=1))
+    assert solution.outcome is Outcome.STEPS_EXHAUSTED
+    assert math.isfinite(solution.rounding)
+    assert math.isfinite(solution.distance)
