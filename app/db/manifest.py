@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from certificate import privacy
+from certificate.records import Text
 
 BUILT_IN_FAMILIES = ("softmax", "logistic", "ridge")
 FAMILY_GROUP = "lethe.families"
@@ -69,23 +70,25 @@ class Policy(BaseModel):
 
 
 class Origins(BaseModel):
-    """Where the parts of the objective come from; none may depend on rows that can be erased."""
+    """Where the parts of the objective come from; none may depend on rows that can be erased.
+
+    Printed on certificates, hence their kind of text.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    features: str = Field(
+    features: Text = Field(
         max_length=500,
         description="How features were made, e.g. raw pixels divided by 16.",
         examples=["raw pixels divided by 16"],
     )
-    constants: str = Field(
+    constants: Text = Field(
         max_length=500,
         description="Where λ, scaling constants and the anchor come from.",
         examples=["chosen before the data was collected"],
     )
-    anchor: str = Field(
+    anchor: Text = Field(
         "zero",
-        min_length=1,
         max_length=500,
         description="Where the uploaded anchor comes from; `zero` when there is none.",
         examples=["fitted on a public dataset"],

@@ -113,11 +113,14 @@ def _same_payload(prepared: Prepared, fingerprint: bytes) -> bool:
 
 
 def _targets(session: Session, tenants: Iterable[UUID]) -> dict[UUID, dict[str, UUID]]:
-    """Every live model of the tenants, by name."""
+    """Every live model of the tenants, by name; none can be retired before its tasks are written.
+
+    The lock is the one that inserting a task takes anyway.
+    """
     rows = session.execute(
-        select(Model.tenant_id, Model.name, Model.id).where(
-            Model.tenant_id.in_(list(tenants)), Model.state != ModelState.RETIRED
-        )
+        select(Model.tenant_id, Model.name, Model.id)
+        .where(Model.tenant_id.in_(list(tenants)), Model.state != ModelState.RETIRED)
+        .with_for_update(read=True, key_share=True)
     )
     found: dict[UUID, dict[str, UUID]] = {}
     for tenant_id, name, model_id in rows:

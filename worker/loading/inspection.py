@@ -32,14 +32,26 @@ class Distinct:
     """How many different subjects there are, from 64-bit digests: eight bytes each, no identifier kept."""
 
     def __init__(self) -> None:
-        self.seen: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
+        self._merged: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
+        self._new: list[bytes] = []
 
     def add(self, subjects: pa.Array) -> None:
-        digests = [
-            int.from_bytes(hashlib.blake2b(subject.encode(), digest_size=8).digest(), "big")
+        self._new += (
+            hashlib.blake2b(subject.encode(), digest_size=8).digest()
             for subject in pc.unique(subjects).to_pylist()
-        ]
-        self.seen = np.union1d(self.seen, np.array(digests, np.uint64))
+        )
+        if len(self._new) > max(len(self._merged), 1 << 16):  # so that sorting stays O(n log n) in all
+            self._merge()
+
+    @property
+    def seen(self) -> npt.NDArray[np.uint64]:
+        """Sorted, each once."""
+        self._merge()
+        return self._merged
+
+    def _merge(self) -> None:
+        self._merged = np.union1d(self._merged, np.frombuffer(b"".join(self._new), np.uint64))
+        self._new = []
 
     def shared(self, other: "Distinct") -> int:
         return len(np.intersect1d(self.seen, other.seen, assume_unique=True))

@@ -64,12 +64,12 @@ def register(services: Services, job_id: UUID, token: UUID) -> None:
 
 
 def _accept(context: Context, registered: Registered) -> None:
-    """Whatever else attempts and uploads have left is deleted first: afterwards nobody would look for it."""
     storage, weights = context.services.storage, context.file(FileKind.WEIGHTS)
-    for path in storage.list(paths.attempts(context.job_id)):
-        if path != registered.stored.path:
-            storage.delete(path)
     with context.writing() as session:
+        # While the token is held no later attempt can begin: what earlier ones left is nobody's.
+        for path in storage.list(paths.attempts(context.job_id)):
+            if path != registered.stored.path:
+                storage.delete(path)
         model = session.get_one(Model, context.model.id)
         for part_id, rows in registered.rows.items():
             session.get_one(DatasetPart, part_id).rows = rows

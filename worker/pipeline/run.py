@@ -118,8 +118,8 @@ def _hold(context: Context, refusal: Refusal) -> None:
 
 def _refuse_append(context: Context, reason: str) -> None:
     """The model stays as it is and the parts stay staged; the rows this attempt wrote are deleted."""
-    context.services.storage.delete(paths.attempts(context.job_id))
     with context.writing() as session:
+        context.services.storage.delete(paths.attempts(context.job_id))
         transitions.refuse_append(session, context.batch_in(session), reason, now())
         transitions.finish_job(session, context.job_id, context.token, now())
 

@@ -48,7 +48,8 @@ def test_sigma_follows_from_the_policy_alone() -> None:
         ({"lambda": 0}, "greater than 0"),
         ({"lambda": float("nan")}, "finite"),
         ({"family": "boosting", "classes": None}, "method to be retrain"),
-        ({"origins": {"features": "f", "constants": "c", "anchor": ""}}, "at least 1"),
+        ({"origins": {"features": "f", "constants": "c", "anchor": ""}}, "should match pattern"),
+        ({"origins": {"features": "f\u0000", "constants": "c"}}, "should match pattern"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_a_reason(change: dict[str, Any], message: str) -> None:

@@ -1,0 +1,110 @@
+"""Rows appended to a ready model: filtered, fitted, and released like an erasure."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from app.bootstrap import Services
+from app.db import transitions
+from app.db.states import JobKind
+from app.db.tables import Suppression
+from certificate.cli import run_verify
+from tests.integration.harness import dataset, parquet
+from tests.integration.model_api import Api, Headers, newest_statement, registered, subjects_held, work
+from worker import jobs
+from worker.pipeline.run import JOBS
+
+
+@pytest.fixture
+def api(gateway: TestClient, admin: Headers) -> Api:
+    return Api(gateway, admin)
+
+
+@pytest.fixture
+def ready(api: Api, services: Services) -> Api:
+    return registered(api, services)
+
+
+def test_an_erased_subject_leaves_holdout_and_staged_parts_and_is_filtered_when_sent_again(
+    ready: Api, services: Services
+) -> None:
+    ready.put("dataset/part1", dataset(rows=40, seed=9))
+    ready.put("dataset/broken", b"nobody can search this")
+    ready.erase("s1", "s2")
+    work(services)
+    held = subjects_held(services)
+    assert held.keys() == {"part0", "h0", "part1"}, "what cannot be searched is not kept"
+    assert all(subjects.isdisjoint({"s1", "s2"}) for subjects in held.values())
+    with services.database.reading() as session:
+        assert len(session.scalars(select(Suppression)).all()) == 2
+
+    ready.put("dataset/part2", dataset(rows=40, seed=10))
+    ready.put("dataset/part3", parquet(["s1"], np.array([0]), np.ones((1, 6))))
+    batch_id = ready.call("POST", "/toy/append", 202)["batch_id"]
+    ready.put("dataset/part4", dataset(), 409)
+    ready.call("POST", "/toy/append", 409)
+    work(services)
+    assert ready.batch(batch_id)["state"] == "completed", ready.batch(batch_id)
+    held = subjects_held(services)
+    assert held.keys() == {"part0", "h0", "part1", "part2"}
+    assert all(subjects.isdisjoint({"s1", "s2"}) for subjects in held.values())
+    assert ready.call("GET", "/toy")["generation"] == 2
+    parts = {entry["part"]: entry for entry in ready.call("GET", "/toy/dataset")}
+    assert all(entry["state"] == "held" and entry["rows"] for entry in parts.values())
+
+
+def test_an_append_is_a_release_that_is_noised_certified_and_counted(
+    ready: Api, services: Services, tmp_path: Path
+) -> None:
+    ready.erase("s1", "s2")
+    work(services)
+    before = newest_statement(services).predicate
+    ready.put("dataset/part1", dataset(rows=400, seed=11))
+    batch_id = ready.call("POST", "/toy/append", 202)["batch_id"]
+    work(services)
+    after = newest_statement(services).predicate
+    assert (after.version, after.mechanism, after.noise.sigma) == (2, "tr", before.noise.sigma)
+    assert (after.deletion_set.subjects, after.deletion_set.records) == (0, 0)
+    assert after.lifetime.running_shift == pytest.approx(2**0.5 * before.lifetime.running_shift)
+    certificate_id = ready.batch(batch_id)["certificate_id"]
+    where = f"/v1/certificates/{certificate_id}"
+    for name, path in {
+        "m.safetensors": "/v1/models/toy/versions/2/checkpoint",
+        "pack.json": f"{where}/pack",
+        "evidence.json": f"{where}/evidence",
+    }.items():
+        answer = ready.gateway.get(path, headers=ready.headers)
+        assert answer.status_code == 200
+        (tmp_path / name).write_bytes(answer.content)
+    lines: list[str] = []
+    code = run_verify(
+        pack=tmp_path / "pack.json",
+        model=tmp_path / "m.safetensors",
+        evidence=tmp_path / "evidence.json",
+        write=lines.append,
+    )
+    assert code == 0, lines
+    assert ready.gateway.get("/v1/models/toy/versions/1/checkpoint", headers=ready.headers).status_code == 410
+
+
+def test_an_append_that_cannot_be_used_fails_and_holds_up_nothing(ready: Api, services: Services) -> None:
+    ready.put("dataset/part1", parquet(["x"], np.array([7]), np.ones((1, 6))))
+    batch_id = ready.call("POST", "/toy/append", 202)["batch_id"]
+    work(services)
+    batch = ready.batch(batch_id)
+    assert batch["state"] == "failed"
+    assert batch["error"] == "dataset part1: row 0: the label is not in 0 … 2"
+    assert [entry["state"] for entry in ready.call("GET", "/toy/dataset")] == ["held", "held", "staged"]
+    ready.call("DELETE", "/toy/dataset/part1", 204)
+    ready.call("POST", "/toy/append", 409)
+    assert ready.call("GET", "/toy")["generation"] == 0
+
+
+def test_every_kind_of_job_has_a_function_of_its_name() -> None:
+    for kind in JobKind:
+        assert transitions.FUNCTION[kind] == f"worker.jobs.{kind}"
+        assert callable(getattr(jobs, kind))
+        assert kind in JOBS
