@@ -63,6 +63,7 @@ def _measure(folder: Path, url: str, rounds: int, seconds: float) -> dict[str, A
     for turn in range(rounds):
         for kind in KINDS[turn % 3 :] + KINDS[: turn % 3]:
             with _gateway(kind, settings):
+                _load(settings, key, 8, 0.5)  # warm
                 for connections in CONNECTIONS:
                     found = _load(settings, key, connections, seconds)
                     taken.setdefault((kind, connections), []).append(found)

@@ -13,6 +13,7 @@ from typing import Annotated
 import uvicorn
 from fastapi import FastAPI, Header, Response
 
+from app import logs
 from app.access.guard import CanWriteErasures, ServicesOf
 from app.erasures import service
 from app.erasures.intake import Intake
@@ -66,6 +67,7 @@ def plain(
 
 def main() -> None:
     settings = load_settings()
+    logs.configure(settings)
     uvicorn.run(
         build(sys.argv[1], settings),
         host=settings.host,
