@@ -1,0 +1,230 @@
+"""A small world for the job machinery: real SQL and dispatchers; queue, clocks and processes are played."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from sqlalchemy import func, select
+
+from app.bootstrap import Services
+from app.clock import new_id
+from app.db import transitions
+from app.db.manifest import Manifest
+from app.db.states import BatchState, HeldReason, JobState, ModelState, TaskState, VersionState
+from app.db.tables import Batch, Erasure, Job, Model, Task, Tenant, Version
+from app.dispatcher import Dispatcher
+from tests.integration.harness import MANIFEST
+from worker import jobs
+
+
+class Clock:
+    """The time of day, which may jump, and a steady clock, which may not."""
+
+    def __init__(self) -> None:
+        self.wall = datetime(2030, 1, 1, tzinfo=UTC)
+        self.steady = 1000.0
+
+    def passes(self, seconds: float) -> None:
+        self.steady += seconds
+        self.jumps(seconds)
+
+    def jumps(self, seconds: float) -> None:
+        self.wall += timedelta(seconds=seconds)
+
+
+class Message(NamedTuple):
+    function: str
+    job_id: UUID
+    token: UUID
+
+
+class Killed(Exception):
+    """The dispatcher's process ends here."""
+
+
+class Wire:
+    """Stands for Redis: keeps messages until they are taken, lost or flushed."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.kills_sender = False
+
+    def send(self, function: str, job_id: UUID, token: UUID) -> None:
+        self.messages.append(Message(function, job_id, token))
+        if self.kills_sender:
+            raise Killed
+
+    def holds(self, job_id: UUID, token: UUID) -> bool:
+        return any(message[1:] == (job_id, token) for message in self.messages)
+
+
+class JobSeen(NamedTuple):
+    state: JobState
+    attempt: int
+    token: UUID | None
+    batch: BatchState
+
+
+class TaskSeen(NamedTuple):
+    state: TaskState
+    batch_id: UUID | None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    jobs: dict[UUID, JobSeen]
+    tasks: dict[UUID, TaskSeen]
+    batches: dict[UUID, tuple[UUID, BatchState]]
+    """Model and state."""
+    versions: list[tuple[UUID, int, UUID]]
+    """Model, number and batch."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A worker's process that won its claim. It may be long dead to the dispatcher, and still write."""
+
+    job_id: UUID
+    token: UUID
+
+
+class World:
+    MODELS = 2
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.clock, self.wire = Clock(), Wire()
+        self.dispatchers = [self.new_dispatcher(), self.new_dispatcher()]
+        self.models: list[UUID] = []
+        with services.database.writing() as session:
+            tenant = Tenant(id=new_id(), name="tenant")
+            session.add(tenant)
+            session.flush()
+            self.tenant = tenant.id
+            manifest = Manifest.model_validate(MANIFEST).model_dump(mode="json", by_alias=True)
+            for n in range(self.MODELS):
+                model = Model(
+                    id=new_id(), tenant_id=tenant.id, name=f"m{n}", manifest=manifest, state=ModelState.READY
+                )
+                session.add(model)
+                self.models.append(model.id)
+
+    def new_dispatcher(self) -> Dispatcher:
+        return Dispatcher(
+            self.services,
+            messages=self.wire,
+            clock=lambda: self.clock.wall,
+            steady=lambda: self.clock.steady,
+        )
+
+    # The gateway
+
+    def ask(self, model: int, subjects: int) -> UUID:
+        moment = self.clock.wall
+        due = moment + timedelta(days=31)
+        with self.services.database.writing() as session:
+            erasure = Erasure(
+                id=new_id(), tenant_id=self.tenant, subjects=subjects, received_at=moment, due_at=due
+            )
+            session.add(erasure)
+            session.flush()
+            task = Task(
+                id=new_id(),
+                erasure_id=erasure.id,
+                model_id=self.models[model],
+                subjects=subjects,
+                due_at=due,
+                created_at=moment,
+            )
+            session.add(task)
+        return task.id
+
+    def flush(self, model: int) -> None:
+        with self.services.database.writing() as session:
+            session.get_one(Model, self.models[model]).flush_requested = True
+
+    # The worker
+
+    def claim(self, message: Message) -> Attempt | None:
+        with self.services.database.writing() as session:
+            won = transitions.claim(session, message.job_id, message.token, self.clock.wall)
+        return Attempt(message.job_id, message.token) if won else None
+
+    def heartbeat(self, attempt: Attempt) -> None:
+        with self.services.database.writing() as session:
+            transitions.heartbeat(session, attempt.job_id, attempt.token, self.clock.wall)
+
+    def publish(self, attempt: Attempt) -> None:
+        with self.services.database.writing() as session:
+            transitions.fence(session, attempt.job_id, attempt.token, self.clock.wall)
+            batch = session.scalars(select(Batch).where(Batch.job_id == attempt.job_id)).one()
+            if batch.state == BatchState.PURGING:  # an earlier attempt has published
+                return
+            versions = select(func.count()).select_from(Version).where(Version.model_id == batch.model_id)
+            session.add(
+                Version(
+                    model_id=batch.model_id,
+                    number=session.scalar(versions),
+                    state=VersionState.CURRENT,
+                    batch_id=batch.id,
+                    generation=0,
+                    path=str(attempt.token),
+                    sha256="",
+                    size=0,
+                )
+            )
+            transitions.batch_purging(session, batch, self.clock.wall)
+
+    def complete(self, attempt: Attempt) -> None:
+        self.publish(attempt)
+        with self.services.database.writing() as session:
+            batch = session.scalars(select(Batch).where(Batch.job_id == attempt.job_id)).one()
+            transitions.complete_batch(session, batch, self.clock.wall)
+            transitions.finish_job(session, attempt.job_id, attempt.token, self.clock.wall)
+
+    def hold(self, attempt: Attempt) -> None:
+        with self.services.database.writing() as session:
+            transitions.fence(session, attempt.job_id, attempt.token, self.clock.wall)
+            batch = session.scalars(select(Batch).where(Batch.job_id == attempt.job_id)).one()
+            if batch.state == BatchState.PURGING:
+                return
+            transitions.hold_batch(session, batch, HeldReason.BUDGET, "no room", self.clock.wall)
+            transitions.finish_job(session, attempt.job_id, attempt.token, self.clock.wall)
+
+    def fail(self, attempt: Attempt) -> None:
+        with self.services.database.writing() as session:
+            transitions.fence(session, attempt.job_id, attempt.token, self.clock.wall)
+            transitions.attempt_failed(
+                session,
+                session.get_one(Job, attempt.job_id),
+                error="no luck",
+                now=self.clock.wall,
+                max_attempts=self.services.settings.max_attempts,
+                backoff=self.services.settings.retry_backoff_seconds,
+            )
+
+    def report_end(self, attempt: Attempt) -> None:
+        """Written by another machine's clock: the real one."""
+        jobs._report_end(self.services, attempt.job_id, attempt.token, "killed by SIGKILL")
+
+    # What is true
+
+    def look(self) -> Snapshot:
+        with self.services.database.reading() as session:
+            found = session.execute(select(Job, Batch).join(Batch, Batch.job_id == Job.id)).all()
+            tasks = session.scalars(select(Task)).all()
+            versions = session.execute(select(Version.model_id, Version.number, Version.batch_id)).all()
+        return Snapshot(
+            jobs={
+                job.id: JobSeen(JobState(job.state), job.attempt, job.token, BatchState(batch.state))
+                for job, batch in found
+            },
+            tasks={task.id: TaskSeen(TaskState(task.state), task.batch_id) for task in tasks},
+            batches={batch.id: (batch.model_id, BatchState(batch.state)) for _, batch in found},
+            versions=[(model, number, batch) for model, number, batch in versions if batch],
+        )
+
+    def waiting_models(self) -> set[UUID]:
+        with self.services.database.reading() as session:
+            return set(session.scalars(select(Task.model_id).where(Task.batch_id.is_(None))))
