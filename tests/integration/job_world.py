@@ -22,7 +22,7 @@ class Clock:
     """The time of day, which may jump, and a steady clock, which may not."""
 
     def __init__(self) -> None:
-        self.wall = datetime(2030, 1, 1, tzinfo=UTC)
+        self.wall = World.START
         self.steady = 1000.0
 
     def passes(self, seconds: float) -> None:
@@ -91,6 +91,7 @@ class Attempt:
 
 class World:
     MODELS = 2
+    START = datetime(2030, 1, 1, tzinfo=UTC)
 
     def __init__(self, services: Services) -> None:
         self.services = services

@@ -1,0 +1,281 @@
+"""The dispatcher among others of its kind, on both databases."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+from sqlalchemy import event, select, update
+
+from app.bootstrap import Services
+from app.clock import new_id
+from app.db import transitions
+from app.db.states import BatchState, JobState
+from app.db.tables import Batch, Job, Model, OutboxMessage, WorkerSeen
+from app.dispatcher import Dispatcher
+from app.queueing import RqMessages
+from app.silence import Beat, Silence
+from tests.integration.job_world import Attempt, Message, World
+
+
+@pytest.fixture
+def world(services: Services) -> World:
+    return World(services)
+
+
+@contextmanager
+def meanwhile(act: Callable[[], object]) -> Iterator[None]:
+    """Run it in another thread during the block; it may have to wait until the block has ended."""
+    thread = ThreadPoolExecutor(1)
+    running = thread.submit(act)
+    try:
+        # PostgreSQL lets it pass or wait at a row, SQLite makes it wait for the file.
+        threading.Event().wait(0.2)
+        yield
+    finally:
+        thread.shutdown(wait=True)
+    running.result()
+
+
+def sealed(world: World) -> Job:
+    world.ask(0, subjects=3)
+    world.dispatchers[0].seal_due()
+    return only_job(world)
+
+
+def only_job(world: World) -> Job:
+    with world.services.database.reading() as session:
+        return session.scalars(select(Job)).one()
+
+
+def running(world: World) -> Attempt:
+    sealed(world)
+    world.dispatchers[0].queue_waiting_jobs()
+    world.dispatchers[0].send_outbox()
+    attempt = world.claim(world.wire.messages.pop())
+    assert attempt is not None
+    return attempt
+
+
+def fall_silent(world: World, n: int = 0) -> None:
+    for _ in range(4):
+        world.clock.passes(world.services.settings.dead_after / 3)
+        world.dispatchers[n].give_up_dead_attempts()
+
+
+def test_a_job_that_another_dispatcher_is_queueing_is_queued_once(world: World) -> None:
+    job_id = sealed(world).id
+    with world.services.database.writing() as session:
+        job = session.get_one(Job, job_id, with_for_update=True)
+        transitions.dispatch(session, job, world.clock.wall)
+        session.flush()
+        with meanwhile(world.dispatchers[1].queue_waiting_jobs):
+            session.commit()
+    assert only_job(world).attempt == 1
+    with world.services.database.reading() as session:
+        assert session.scalars(select(OutboxMessage.token)).all() == [only_job(world).token]
+
+
+def test_two_dispatchers_at_once_queue_every_job_once(world: World) -> None:
+    with world.services.database.writing() as session:
+        for _ in range(40):
+            transitions.create_job(session, "register", world.models[0], world.clock.wall)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(world.new_dispatcher().queue_waiting_jobs) for _ in range(4)]:
+            done.result()
+    world.dispatchers[0].queue_waiting_jobs()
+    with world.services.database.reading() as session:
+        assert {(job.state, job.attempt) for job in session.scalars(select(Job))} == {(JobState.QUEUED, 1)}
+        assert len(session.scalars(select(OutboxMessage)).all()) == 40
+
+
+def test_an_attempt_that_writes_while_it_is_given_up_stays(world: World) -> None:
+    attempt = running(world)
+    world.dispatchers[0].give_up_dead_attempts()
+    for _ in range(3):  # silent for almost long enough
+        world.clock.passes(world.services.settings.dead_after / 3 - 0.01)
+        world.dispatchers[0].give_up_dead_attempts()
+    world.clock.passes(1)
+    with world.services.database.writing() as session:
+        transitions.fence(session, attempt.job_id, attempt.token, world.clock.wall)
+        with meanwhile(world.dispatchers[0].give_up_dead_attempts):
+            session.commit()
+    assert only_job(world).state == JobState.RUNNING
+
+
+def test_a_job_that_ends_while_it_is_given_up_has_ended(world: World) -> None:
+    attempt = running(world)
+    world.dispatchers[0].give_up_dead_attempts()
+    world.clock.passes(1000)
+    with world.services.database.writing() as session:
+        transitions.finish_job(session, attempt.job_id, attempt.token, world.clock.wall)
+        session.flush()
+        with meanwhile(lambda: fall_silent(world)):
+            session.commit()
+    fall_silent(world)
+    assert only_job(world).state == JobState.DONE
+
+
+def test_two_dispatchers_that_seal_at_once_make_one_batch(world: World) -> None:
+    world.ask(0, subjects=3)
+    with world.services.database.writing() as session:
+        model = session.get_one(Model, world.models[0], with_for_update={"key_share": True})
+        assert transitions.seal(session, model, because="count", now=world.clock.wall) is not None
+        session.flush()
+        with meanwhile(world.dispatchers[1].seal_due):
+            session.commit()
+    world.ask(0, subjects=3)
+    world.dispatchers[1].seal_due()
+    with world.services.database.reading() as session:
+        assert len(session.scalars(select(Batch)).all()) == 1
+
+
+def test_one_of_many_deliveries_claims(world: World) -> None:
+    sealed(world)
+    world.dispatchers[0].queue_waiting_jobs()
+    world.dispatchers[0].send_outbox()
+    (message,) = world.wire.messages
+    with ThreadPoolExecutor(8) as threads:
+        won = [attempt for attempt in threads.map(world.claim, [message] * 8) if attempt is not None]
+    assert len(won) == 1
+
+
+def test_a_worker_whose_clock_is_wrong_is_not_given_up(world: World) -> None:
+    attempt = running(world)
+    for _ in range(30):
+        world.clock.passes(world.services.settings.heartbeat_seconds)
+        world.clock.jumps(-86400)
+        world.heartbeat(attempt)
+        world.clock.jumps(86400)
+        world.dispatchers[0].give_up_dead_attempts()
+    assert only_job(world).state == JobState.RUNNING
+
+
+def test_a_dead_attempt_is_noticed_though_its_last_beat_came_from_the_future(world: World) -> None:
+    attempt = running(world)
+    world.clock.jumps(86400)
+    world.heartbeat(attempt)
+    world.clock.jumps(-86400)
+    world.dispatchers[0].give_up_dead_attempts()
+    fall_silent(world)
+    assert only_job(world).state == JobState.WAITING
+
+
+def test_a_dispatcher_that_was_stopped_for_long_listens_before_it_judges() -> None:
+    seconds = [0.0]
+    silence = Silence(lambda: seconds[0])
+    beat = Beat(new_id(), new_id(), World.START)
+    assert silence.longer_than(30, [beat]) == []
+    seconds[0] += 3600
+    assert silence.longer_than(30, [beat]) == []
+    for _ in range(2):
+        seconds[0] += 10
+        judged = silence.longer_than(30, [beat])
+    assert judged == [beat]
+
+
+def test_a_published_batch_is_cleaned_up_however_often_that_fails(world: World) -> None:
+    world.publish(attempt := running(world))
+    for _ in range(world.services.settings.max_attempts + 3):
+        world.fail(attempt)
+        world.clock.passes(transitions.LONGEST_BACKOFF.total_seconds())
+        world.dispatchers[0].queue_waiting_jobs()
+        world.dispatchers[0].send_outbox()
+        claimed = world.claim(world.wire.messages.pop())
+        assert claimed is not None
+        attempt = claimed
+    world.complete(attempt)
+    ((_, state),) = world.look().batches.values()
+    assert state == BatchState.COMPLETED
+
+
+@pytest.mark.parametrize(("attempt", "seconds"), [(1, 2), (2, 4), (3, 8), (8, 256), (9, 300), (10**6, 300)])
+def test_backoff_doubles_up_to_five_minutes(attempt: int, seconds: float) -> None:
+    assert transitions.backoff_after(attempt, 2.0) == timedelta(seconds=seconds)
+
+
+def test_the_lease_lets_one_act_until_it_runs_out(world: World) -> None:
+    first, second = world.dispatchers
+    assert first.round()
+    assert not second.round()
+    world.clock.passes(world.services.settings.lease_seconds - 0.1)
+    assert not second.round()
+    world.clock.passes(0.2)
+    assert second.round()
+    assert not first.round()
+    second.release_lease()
+    assert first.round()
+
+
+def test_a_lease_from_before_the_clock_jumped_back_is_void(world: World) -> None:
+    first, second = world.dispatchers
+    assert first.round()
+    world.clock.jumps(-86400)
+    assert second.round()
+
+
+def test_a_model_nobody_understands_does_not_hold_up_the_others(world: World) -> None:
+    with world.services.database.writing() as session:
+        session.execute(update(Model).where(Model.id == world.models[0]).values(manifest={"policy": {}}))
+    for model in range(world.MODELS):
+        world.ask(model, subjects=3)
+    world.dispatchers[0].round()
+    with world.services.database.reading() as session:
+        assert session.scalars(select(Batch.model_id)).all() == [world.models[1]]
+
+
+def test_a_round_with_nothing_to_do_writes_little(world: World) -> None:
+    world.dispatchers[0].round()
+    statements: list[str] = []
+    event.listen(
+        world.services.database.engine, "before_cursor_execute", lambda *given: statements.append(given[2])
+    )
+    world.dispatchers[0].seal_due()
+    world.dispatchers[0].queue_waiting_jobs()
+    world.dispatchers[0].give_up_dead_attempts()
+    world.dispatchers[0].announce_lost_messages()
+    world.dispatchers[0].send_outbox()
+    asked = [words for words in statements if not words.startswith("BEGIN")]
+    assert len(asked) == 5
+    assert all(words.startswith("SELECT") for words in asked)
+    assert "BEGIN IMMEDIATE" not in statements
+
+
+def test_a_worker_not_seen_for_a_day_is_forgotten(world: World) -> None:
+    with world.services.database.writing() as session:
+        session.add(WorkerSeen(name="gone", seen_at=world.clock.wall - timedelta(days=2)))
+        session.add(WorkerSeen(name="here", seen_at=world.clock.wall))
+    world.dispatchers[0].round()
+    with world.services.database.reading() as session:
+        assert session.scalars(select(WorkerSeen.name)).all() == ["here"]
+
+
+def test_redis_holds_a_message_until_it_is_taken_or_lost(services: Services) -> None:
+    messages, job_id, token = RqMessages(services.queue), new_id(), new_id()
+    assert not messages.holds(job_id, token)
+    messages.send("worker.jobs.register", job_id, token)
+    assert messages.holds(job_id, token)
+    assert not messages.holds(job_id, new_id())
+    services.redis.rpop(services.queue.key)
+    assert not messages.holds(job_id, token), "taken by a worker that may have died"
+    messages.send("worker.jobs.register", job_id, token)
+    assert messages.holds(job_id, token)
+    services.redis.delete(services.queue.job_class.key_for(f"{job_id}_{token}"))
+    assert not messages.holds(job_id, token), "the queue names it, but its content is gone"
+
+
+def test_what_redis_lost_is_sent_again_on_the_same_attempt(services: Services) -> None:
+    world = World(services)
+    dispatcher = Dispatcher(services, clock=lambda: world.clock.wall, steady=lambda: world.clock.steady)
+    world.ask(0, subjects=3)
+    dispatcher.round()
+    sent = only_job(world)
+    services.queue.empty()
+    world.clock.passes(services.settings.requeue_after_seconds + 1)
+    dispatcher.round()
+    assert services.queue.get_job_ids() == [f"{sent.id}_{sent.token}"]
+    assert only_job(world).attempt == 1
+    assert world.claim(Message("", sent.id, UUID(str(sent.token)))) is not None
