@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scipy import stats
+from scipy import special
 
 from worker.evaluation import tails
 from worker.evaluation.tails import Slack
@@ -59,7 +59,7 @@ def powers(situation: Situation) -> tuple[Power, ...]:
 def detectable_shift(situation: Situation, power: float = 0.9) -> float:
     """How far towards the parent, in the weights' units, a model must lean to be found with this power."""
     threshold = tails.along_critical(situation.level, situation.slack) + situation.slack.rounding
-    return situation.sigma * (threshold + float(stats.norm.ppf(power)))
+    return situation.sigma * (threshold + float(special.ndtri(power)))
 
 
 def _no_noise(slack: Slack, level: float) -> float:
@@ -79,7 +79,7 @@ def _half_noise(slack: Slack, level: float) -> float:
 def _double_noise(slack: Slack, level: float) -> float:
     """z = 2ξ + s; no shift at all hides it best."""
     reach = tails.norm_critical_above(level / 2, slack) + slack.rounding
-    return float(stats.chi2.sf((reach / 2) ** 2, slack.dimension))
+    return tails.norm_above(reach / 2, Slack(slack.dimension, 0.0, 0.0, 0.0))
 
 
 def _flat_noise(slack: Slack, level: float) -> float:
@@ -90,7 +90,7 @@ def _flat_noise(slack: Slack, level: float) -> float:
     """
     edge = math.sqrt(3)
     place = math.sqrt(-2 * math.log(math.sqrt(2 * math.pi) / (2 * edge)))  # where the densities cross
-    gap = float(stats.norm.cdf(place)) - (0.5 + place / (2 * edge))
+    gap = float(special.ndtr(place)) - (0.5 + place / (2 * edge))
     spare = gap - tails.ks_bias(slack) - tails.ks_critical(level, slack)
     if spare <= 0:
         return 0.0
@@ -100,7 +100,7 @@ def _flat_noise(slack: Slack, level: float) -> float:
 def _not_moved(slack: Slack, level: float, move: float) -> float:
     """⟨u, z⟩ is N(‖parent - ŵ_R‖/σ, 1)."""
     threshold = tails.along_critical(level, slack) + slack.rounding
-    return float(stats.norm.sf(threshold - move) + stats.norm.sf(threshold + move))
+    return float(special.ndtr(move - threshold) + special.ndtr(-move - threshold))
 
 
 def _repeated(slack: Slack, level: float, earlier: float) -> float:

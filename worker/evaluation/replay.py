@@ -102,7 +102,7 @@ def audit(
 
 
 def noise_estimate(published: Tensor, replayed: Tensor, *, sigma: float) -> Tensor:
-    """z, to hand to a later audit as `earlier_noise`. As secret as ŵ_R: with the release it gives ŵ_R away."""
+    """z, to hand to a later audit as `earlier_noise`. As secret as ŵ_R, which it gives away."""
     size = published.numel()
     return (_vector(published, size) - _vector(replayed, size)) / sigma
 

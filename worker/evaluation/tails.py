@@ -7,13 +7,12 @@ Critical values invert the p-values for the statements of power.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
-# Above this noncentrality the triangle inequality replaces the exact law, whose series grows with it.
-_LARGEST_NONCENTRALITY = 1e6
+# Beyond this shift the triangle inequality replaces the exact law, whose series grows with it.
+_LARGEST_EXACT_SHIFT = 1e3
 _DENSITY = 1 / math.sqrt(2 * math.pi)  # the standard normal's largest
 
 
@@ -30,34 +29,31 @@ class Slack:
 
 def norm_below(norm: float, slack: Slack) -> float:
     """sup P(‖z‖ ≤ norm): a shift only lengthens z in law, so s = 0 is the worst."""
-    return float(stats.chi2.cdf((norm + slack.rounding) ** 2, slack.dimension))
+    return float(special.chdtr(slack.dimension, _square(norm + slack.rounding)))
 
 
 def norm_above(norm: float, slack: Slack) -> float:
     """sup P(‖z‖ ≥ norm): the noncentral χ² tail increases with ‖s‖, so the longest s is the worst."""
     length = max(0.0, norm - slack.rounding)
     if slack.allowance <= 0:
-        return float(stats.chi2.sf(length**2, slack.dimension))
-    if slack.allowance**2 > _LARGEST_NONCENTRALITY:
-        return float(stats.chi2.sf(max(0.0, length - slack.allowance) ** 2, slack.dimension))
-    return float(stats.ncx2.sf(length**2, slack.dimension, slack.allowance**2))
+        return float(special.chdtrc(slack.dimension, _square(length)))
+    if slack.allowance > _LARGEST_EXACT_SHIFT:
+        return float(special.chdtrc(slack.dimension, _square(max(0.0, length - slack.allowance))))
+    return float(stats.ncx2.sf(_square(length), slack.dimension, slack.allowance**2))
 
 
 def norm_critical_below(level: float, slack: Slack) -> float:
     """The longest z with `norm_below` ≤ level; negative when there is none."""
-    return math.sqrt(stats.chi2.ppf(level, slack.dimension)) - slack.rounding
+    return math.sqrt(2 * special.gammaincinv(slack.dimension / 2, level)) - slack.rounding
 
 
 def norm_critical_above(level: float, slack: Slack) -> float:
     """The shortest z with `norm_above` ≤ level."""
-    central = math.sqrt(stats.chi2.isf(level, slack.dimension))
-    if slack.allowance <= 0:
-        return central + slack.rounding
-    longest = central + slack.allowance  # the triangle inequality
-    if slack.allowance**2 > _LARGEST_NONCENTRALITY:
-        return longest + slack.rounding
-    exact = Slack(slack.dimension, slack.allowance, 0.0, 0.0)
-    return _root(lambda norm: norm_above(norm, exact), level, central, longest) + slack.rounding
+    if 0 < slack.allowance <= _LARGEST_EXACT_SHIFT:
+        exact = stats.ncx2.isf(level, slack.dimension, slack.allowance**2)
+        return math.sqrt(exact) + slack.rounding
+    central = math.sqrt(special.chdtri(slack.dimension, level))
+    return central + slack.allowance + slack.rounding
 
 
 # -- ⟨u, z⟩ for a unit vector u independent of ξ ------------------------------------------------------
@@ -66,15 +62,19 @@ def norm_critical_above(level: float, slack: Slack) -> float:
 def along(component: float, slack: Slack) -> float:
     """sup P(|⟨u, z⟩| ≥ |component|): ⟨u, ξ + s⟩ is N(μ, 1) with |μ| ≤ ‖s‖."""
     length = max(0.0, abs(component) - slack.rounding)
-    return float(stats.norm.sf(length - slack.allowance) + stats.norm.sf(length + slack.allowance))
+    return float(special.ndtr(slack.allowance - length) + special.ndtr(-slack.allowance - length))
 
 
 def along_critical(level: float, slack: Slack) -> float:
     """The smallest |⟨u, z⟩| with `along` ≤ level."""
     exact = Slack(slack.dimension, slack.allowance, 0.0, 0.0)
-    low = slack.allowance + float(stats.norm.isf(level))
-    high = slack.allowance + float(stats.norm.isf(level / 2))
-    return _root(lambda size: along(size, exact), level, max(0.0, low), high) + slack.rounding
+    low, high = (max(0.0, slack.allowance - float(special.ndtri(p))) for p in (level, level / 2))
+    # at the ends only rounding separates the two: with no shift both tails are alike, with a long one
+    # the far tail is nothing
+    for end in (low, high):
+        if abs(along(end, exact) - level) <= 1e-9 * level:
+            return end + slack.rounding
+    return float(optimize.brentq(lambda size: along(size, exact) / level - 1, low, high)) + slack.rounding
 
 
 # -- the coordinates' distribution --------------------------------------------------------------------
@@ -105,11 +105,5 @@ def ks_critical(level: float, slack: Slack) -> float:
     return ks_bias(slack) + math.sqrt(math.log(2 * math.e / level) / (2 * slack.dimension))
 
 
-def _root(tail: Callable[[float], float], level: float, low: float, high: float) -> float:
-    """Where a decreasing tail meets `level`; the end of the bracket if rounding hides the crossing."""
-    if tail(high) >= level:
-        return high
-    if tail(low) <= level:
-        return low
-    # in logarithms, or levels below the root finder's tolerance would all look alike
-    return float(optimize.brentq(lambda x: math.log(max(tail(x), 1e-320)) - math.log(level), low, high))
+def _square(x: float) -> float:
+    return x * x  # ∞ where x**2 would raise
