@@ -261,9 +261,18 @@ def _print(report: dict[str, Any]) -> None:
             table.add_row(name, f"{part[name]['certified']:.3g}", f"{part[name]['true']:.3g}")
         table.add_row("paper's bound before the run", f"{part['paper_bound_before_run']:.3g}", "")
         console.print(table)
-    table = Table(*report["growth"][0], title="growth")
+    table = Table("data", "rows", "passes", "seconds", "µs/row", "peak MB", "source MB", title="growth")
     for row in report["growth"]:
-        table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
+        peak = row["peak_megabytes_beyond_source"]
+        table.add_row(
+            row["data"],
+            f"{row['rows']:,}",
+            f"{row['passes']:.2f}",
+            f"{row['seconds']:.2f}",
+            f"{row['microseconds_per_row']:.1f}",
+            "?" if peak is None else f"{peak:.0f}",
+            f"{row['source_megabytes']:.0f}",
+        )
     console.print(table)
     table = Table("bar", "measured", "asked", "met")
     for name, bar in report["bars"].items():
