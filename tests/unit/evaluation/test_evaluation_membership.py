@@ -107,9 +107,7 @@ def test_the_fitted_attack_finds_nothing_where_there_is_nothing() -> None:
     for seed in range(20):
         scores = cross_validated_scores(rng.standard_normal((160, 2)), members, folds=5, seed=seed)
         found.append(auc(scores[members], scores[~members]))
-    assert np.mean(found) == pytest.approx(
-        0.5, abs=0.035
-    )  # one AUC has standard deviation 0.046, twenty 0.010
+    assert np.mean(found) == pytest.approx(0.5, abs=0.05)  # standard deviation 0.067, of the mean 0.015
 
 
 def test_the_fitted_attack_finds_either_sign_and_survives_a_constant_feature() -> None:
