@@ -1,0 +1,127 @@
+"""A living system whose parts are real processes that a test may kill."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from app import process
+from app.access.scopes import Scope
+from app.bootstrap import Services
+from app.db.states import JobState, VersionState
+from app.db.tables import DatasetPart, Job, Version
+from app.main import create_app
+from app.settings import Settings
+from app.supervisor import environment
+from certificate.cli import run_verify
+from tests import eventually
+from tests.integration.harness import create_model, key_for
+
+JOB_SECONDS = 120.0  # a loaded machine imports torch slowly
+
+
+class Live:
+    """One model, a gateway in this process; dispatcher and workers as processes of their own."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings, self.folder = settings, folder
+        self.services = Services(settings)
+        self.admin = key_for(self.services, "faults", Scope.ADMIN)
+        self.gateway = TestClient(create_app(settings)).__enter__()
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.dispatcher = self.start("dispatcher")
+        self.asked: list[str] = []
+
+    def start(self, part: str) -> subprocess.Popen[bytes]:
+        with (self.folder / "log").open("ab") as log:
+            running = process.spawn(
+                [sys.executable, "-P", "-m", "client.cli", part],
+                env=environment(self.settings, part),
+                stdout=log,
+                stderr=log,
+            )
+        self.started.append(running)
+        return running
+
+    def close(self) -> None:
+        process.stop(*self.started, grace=5)
+        self.gateway.__exit__(None, None, None)
+        self.services.close()
+
+    # As a user
+
+    def register(self) -> None:
+        create_model(self.gateway, self.admin)
+        eventually(lambda: self.get("/v1/models/toy")["state"] == "ready", within=JOB_SECONDS)
+
+    def erase(self, *subjects: str) -> str:
+        """Ask for it; the two subjects fill a batch."""
+        answer = self.gateway.post("/v1/erasures", json={"subjects": subjects}, headers=self.admin)
+        assert answer.status_code == 202
+        self.asked.append(answer.headers["Location"])
+        return self.asked[-1]
+
+    def get(self, path: str) -> Any:
+        answer = self.gateway.get(path, headers=self.admin)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def wait_until_completed(self, erasure: str) -> None:
+        eventually(lambda: self.get(erasure)["state"] == "completed", within=JOB_SECONDS)
+
+    # As an operator
+
+    def newest_job(self) -> Job:
+        with self.services.database.reading() as session:
+            return session.scalars(select(Job).order_by(Job.id.desc()).limit(1)).one()
+
+    def wait_for_job(self, state: JobState) -> Job:
+        """Until the newest erasure's job is in this state."""
+        eventually(lambda: self.get(self.asked[-1])["state"] != "received", within=JOB_SECONDS)
+        eventually(lambda: self.newest_job().state == state, within=JOB_SECONDS, every=0.01)
+        return self.newest_job()
+
+    def attempt_of(self, worker: subprocess.Popen[bytes]) -> psutil.Process:
+        def look() -> psutil.Process | None:
+            for child in psutil.Process(worker.pid).children():
+                if "worker.attempt" in child.cmdline():
+                    return child
+            return None
+
+        found = eventually(look)
+        assert found is not None
+        return found
+
+    # What must be true after every fault
+
+    def check(self) -> None:
+        """Every request completed once, by one chain of versions; nothing is left of what died."""
+        numbers = [version["number"] for version in self.get("/v1/models/toy/versions")]
+        assert sorted(numbers) == list(range(len(self.asked) + 1))
+        tasks = [self.get(erasure)["tasks"] for erasure in self.asked]
+        assert [task["version"] for (task,) in tasks] == list(range(1, len(tasks) + 1))
+        self.check_certificate(tasks[-1][0]["certificate_id"])
+        eventually(lambda: not list((self.settings.data_dir / "scratch").glob("*/")))
+        assert set(self.services.storage.list("attempts")) == self.live_files()
+        assert self.services.storage.list("drafts") == []
+
+    def live_files(self) -> set[str]:
+        with self.services.database.reading() as session:
+            parts = session.scalars(select(DatasetPart.path).where(DatasetPart.last_generation.is_(None)))
+            versions = session.scalars(select(Version.path).where(Version.state == VersionState.CURRENT))
+            return {path for path in (*parts, *versions) if path.startswith("attempts/")}
+
+    def check_certificate(self, certificate_id: str) -> None:
+        model, pack = self.folder / "m.safetensors", self.folder / "pack.json"
+        for path, url in {
+            model: "/v1/models/toy/versions/current/checkpoint",
+            pack: f"/v1/certificates/{certificate_id}/pack",
+        }.items():
+            path.write_bytes(self.gateway.get(url, headers=self.admin).content)
+        lines: list[str] = []
+        code = run_verify(pack=pack, model=model, as_json=True, write=lines.append)
+        assert code == 0, lines
