@@ -47,7 +47,7 @@ class Unauthenticated(ServiceError):
 
 class Forbidden(ServiceError):
     status = 403
-    title = "The API key lacks the scope"
+    title = "Not allowed"
 
 
 class NotFound(ServiceError):
