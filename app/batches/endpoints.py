@@ -8,10 +8,11 @@ from fastapi import APIRouter, Header, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
-from app.access.guard import CanReadModels, ServicesOf
+from app.access.guard import CanAdminModels, CanReadModels, ServicesOf
 from app.batches import repository, service
 from app.batches.schemas import BatchShown
 from app.bootstrap import Services
+from app.db.states import Decision
 from app.db.tables import Batch, BatchEvent
 from app.paging import Cursor, Limit, Page, paged
 
@@ -41,6 +42,30 @@ def get_batch(batch_id: UUID, caller: CanReadModels, services: ServicesOf) -> Ba
     """State, step, progress, attempts, and what came of it."""
     with services.database.reading() as session:
         return service.shown(session, service.get(session, caller.tenant_id, batch_id))
+
+
+@router.post("/{batch_id}/retry", status_code=202)
+def retry_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchShown:
+    """Try a held or failed batch again, under the model's present policy."""
+    with services.database.writing() as session:
+        return service.shown(session, service.retry(session, caller.tenant_id, batch_id))
+
+
+@router.post("/{batch_id}/approve", status_code=202)
+def approve_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchShown:
+    """Publish exactly the draw that the quality gate held."""
+    return _decide(services, caller.tenant_id, batch_id, Decision.APPROVE)
+
+
+@router.post("/{batch_id}/discard", status_code=202)
+def discard_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchShown:
+    """Destroy the draw that is held; it counts as a release, by a signed statement. Then retry."""
+    return _decide(services, caller.tenant_id, batch_id, Decision.DISCARD)
+
+
+def _decide(services: Services, tenant_id: UUID, batch_id: UUID, decision: Decision) -> BatchShown:
+    with services.database.writing() as session:
+        return service.shown(session, service.decide(session, tenant_id, batch_id, decision))
 
 
 @router.get(

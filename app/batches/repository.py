@@ -4,7 +4,7 @@ from uuid import UUID
 from sqlalchemy import Row, Select, select
 from sqlalchemy.orm import Session
 
-from app.db.tables import Batch, BatchEvent, Job, Model, Version
+from app.db.tables import Batch, BatchEvent, HeldDraw, Job, Model, Version
 
 
 def of_tenant(tenant_id: UUID) -> Select[Batch]:
@@ -25,6 +25,14 @@ def surroundings(session: Session, batch: Batch) -> Row[Model, Job, Version]:
         .outerjoin(Version, Version.batch_id == Batch.id)
         .where(Batch.id == batch.id)
     ).one()
+
+
+def draw_of(session: Session, batch: Batch) -> HeldDraw | None:
+    return session.get(HeldDraw, batch.id, with_for_update=True)
+
+
+def locked(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch | None:
+    return session.scalar(of_tenant(tenant_id).where(Batch.id == batch_id).with_for_update(of=Batch))
 
 
 def events_after(session: Session, batch_id: UUID, last: int) -> Sequence[BatchEvent]:

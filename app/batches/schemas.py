@@ -16,6 +16,10 @@ class BatchShown(BaseModel):
     subjects: int
     records: int | None = Field(description="Training rows that belong to the subjects.")
     attempt: int
+    waiting_for: str | None = Field(description="Why nothing happens at the moment, if nothing does.")
+    shift: dict[str, float | None] | None = Field(
+        description="KL(R‖D) and KL(D‖R) of the class mix; from 20 records on."
+    )
     progress: dict[str, Any] | None
     held_reason: HeldReason | None
     error: str | None

@@ -6,9 +6,11 @@ from sqlalchemy.orm import Session
 
 from app.batches import repository
 from app.batches.schemas import BatchShown
-from app.db.states import BatchState, HeldReason
-from app.db.tables import Batch
-from app.errors import NotFound
+from app.clock import now
+from app.db import transitions
+from app.db.states import BatchState, Decision, HeldReason, JobState
+from app.db.tables import Batch, Job, Model
+from app.errors import Conflict, NotFound
 
 ENDED = (BatchState.COMPLETED, BatchState.FAILED)
 
@@ -18,6 +20,51 @@ def get(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch:
     if batch is None:
         raise NotFound("There is no such batch.")
     return batch
+
+
+def decide(session: Session, tenant_id: UUID, batch_id: UUID, decision: Decision) -> Batch:
+    """Publish exactly the draw that is held, or destroy it and count it. Noise is never drawn again for it."""
+    batch = _locked(session, tenant_id, batch_id)
+    draw = repository.draw_of(session, batch)
+    if batch.state != BatchState.HELD or draw is None:
+        raise Conflict(f"The batch is {batch.state} and holds no draw to decide on.")
+    transitions.decide(session, batch, draw, decision, now())
+    return batch
+
+
+def retry(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch:
+    batch = _locked(session, tenant_id, batch_id)
+    if batch.state not in (BatchState.HELD, BatchState.FAILED) or batch.sealed_because == "append":
+        raise Conflict(f"The batch is {batch.state}; only a held or failed erasure can be tried again.")
+    if repository.draw_of(session, batch) is not None:
+        raise Conflict("The batch holds a draw; approve or discard it first.")
+    if batch.state == BatchState.FAILED and transitions.has_open_batch(session, batch.model_id):
+        raise Conflict("Another batch of the model is under way; try again when it has ended.")
+    model = session.get_one(Model, batch.model_id)
+    transitions.retry(session, batch, dict(model.manifest["policy"]), now())
+    return batch
+
+
+def _locked(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch:
+    batch = repository.locked(session, tenant_id, batch_id)
+    if batch is None:
+        raise NotFound("There is no such batch.")
+    return batch
+
+
+def waiting_for(batch: Batch, job: Job) -> str | None:
+    """Why nothing happens, in words; None when something does, or nothing will."""
+    if batch.state == BatchState.HELD:
+        return f"a decision: {batch.held_reason}"
+    if job.state == JobState.QUEUED:
+        return "a worker"
+    if job.state == JobState.WAITING:
+        return (
+            "the dispatcher"
+            if job.attempt == 0
+            else f"attempt {job.attempt + 1}, not before {job.run_after:%H:%M:%S} UTC"
+        )
+    return None
 
 
 def shown(session: Session, batch: Batch) -> BatchShown:
@@ -31,6 +78,8 @@ def shown(session: Session, batch: Batch) -> BatchShown:
         subjects=batch.subjects,
         records=batch.records,
         attempt=job.attempt,
+        waiting_for=waiting_for(batch, job),
+        shift=batch.shift,
         progress=batch.progress,
         held_reason=HeldReason(batch.held_reason) if batch.held_reason else None,
         error=batch.error or job.error,

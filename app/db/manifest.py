@@ -13,6 +13,19 @@ FAMILY_GROUP = "lethe.families"
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+class QualityGate(BaseModel):
+    """How much worse the published model may be on the holdout before someone is asked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_f1_drop: float | None = Field(
+        None, ge=0, le=100, description="In points of micro-F1; classifiers only."
+    )
+    max_loss_rise: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="Of the mean holdout loss."
+    )
+
+
 class Policy(BaseModel):
     """Fixed before the data is looked at: σ follows from ε, δ and Δ* alone."""
 
@@ -35,6 +48,9 @@ class Policy(BaseModel):
     )
     fallback: Literal["retrain", "fail"] = Field(
         "retrain", description="What happens when Δ* cannot be certified or the lifetime cap would be passed."
+    )
+    quality_gate: QualityGate | None = Field(
+        None, description="Past it a batch is held with its draw, for approval or to be discarded."
     )
     max_kl_alert: Positive | None = Field(
         None,

@@ -69,6 +69,11 @@ class SubjectOutcome(StrEnum):
     NOT_IN_TRAINING_SET = "not_in_training_set"
 
 
+class Decision(StrEnum):
+    APPROVE = "approve"
+    DISCARD = "discard"
+
+
 class HeldReason(StrEnum):
     NOT_CERTIFIABLE = "not_certifiable"
     BUDGET = "budget"

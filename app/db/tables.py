@@ -130,6 +130,21 @@ class Batch(Base):
     )
 
 
+class HeldDraw(Base):
+    """A noised checkpoint that was evaluated and awaits a decision: it is published as it is, or destroyed.
+
+    `decision` is what its owner said, until the worker has done it.
+    """
+
+    __tablename__ = "held_draws"
+    __table_args__ = (one_of("decision", states.Decision),)
+    batch_id: Mapped[UUID] = mapped_column(ForeignKey("batches.id"), primary_key=True)
+    draft: Mapped[dict[str, Any]]
+    evidence: Mapped[bytes] = mapped_column(LargeBinary())
+    payload: Mapped[bytes] = mapped_column(LargeBinary())
+    decision: Mapped[str | None] = mapped_column(String(8))
+
+
 class BatchEvent(Base):
     __tablename__ = "batch_events"
     id: Mapped[int] = mapped_column(_BIG, primary_key=True, autoincrement=True)

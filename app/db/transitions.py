@@ -14,8 +14,17 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from app.clock import new_id
-from app.db.states import OPEN_BATCH, BatchState, HeldReason, JobKind, JobState, ModelState, TaskState
-from app.db.tables import Batch, BatchEvent, Job, Model, OutboxMessage, Task
+from app.db.states import (
+    OPEN_BATCH,
+    BatchState,
+    Decision,
+    HeldReason,
+    JobKind,
+    JobState,
+    ModelState,
+    TaskState,
+)
+from app.db.tables import Batch, BatchEvent, HeldDraw, Job, Model, OutboxMessage, Task
 
 LONGEST_BACKOFF = timedelta(minutes=5)
 FUNCTION = {kind: f"worker.jobs.{kind}" for kind in JobKind}
@@ -192,6 +201,36 @@ def batch_purging(session: Session, batch: Batch, now: datetime) -> None:
 def hold_batch(session: Session, batch: Batch, reason: HeldReason, detail: str, now: datetime) -> None:
     batch.state, batch.held_reason, batch.error = BatchState.HELD, reason, detail[:1000]
     add_event(session, batch.id, "held", {"reason": reason, "detail": detail}, now)
+
+
+def decide(session: Session, batch: Batch, draw: HeldDraw, decision: Decision, now: datetime) -> None:
+    """held → sealed: a worker publishes exactly this draw, or destroys and records it."""
+    draw.decision = decision
+    _reopen(session, batch, now)
+    add_event(session, batch.id, str(decision), {}, now)
+
+
+def retry(session: Session, batch: Batch, policy: dict[str, Any], now: datetime) -> None:
+    """held or failed → sealed, from the start, under the policy of this moment."""
+    batch.policy = policy
+    _reopen(session, batch, now)
+    add_event(session, batch.id, "retry", {}, now)
+
+
+def discarded(session: Session, batch: Batch, now: datetime) -> None:
+    """The draw is destroyed and counted; the requests stay open until the batch is tried again."""
+    batch.state, batch.error, batch.step = BatchState.FAILED, "the draw was discarded by its owner", None
+    session.execute(update(Task).where(Task.batch_id == batch.id).values(state=TaskState.FAILED))
+    add_event(session, batch.id, "discarded", {}, now)
+
+
+def _reopen(session: Session, batch: Batch, now: datetime) -> None:
+    job = session.get_one(Job, batch.job_id, with_for_update=True)
+    job.state, job.attempt, job.token, job.run_after = JobState.WAITING, 0, None, now
+    job.error, job.finished_at = None, None
+    batch.state, batch.held_reason, batch.error = BatchState.SEALED, None, None
+    session.execute(update(Task).where(Task.batch_id == batch.id).values(state=TaskState.BATCHED))
+    session.flush()
 
 
 def refuse_append(session: Session, batch: Batch, detail: str, now: datetime) -> None:

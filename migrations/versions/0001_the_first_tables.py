@@ -295,6 +295,17 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_batch_events_batch_id"), ["batch_id"], unique=False)
 
     op.create_table(
+        "held_draws",
+        sa.Column("batch_id", sa.Uuid(), nullable=False),
+        sa.Column("draft", JSON, nullable=False),
+        sa.Column("evidence", sa.LargeBinary(), nullable=False),
+        sa.Column("payload", sa.LargeBinary(), nullable=False),
+        sa.Column("decision", sa.String(length=8), nullable=True),
+        sa.CheckConstraint("decision IN ('approve', 'discard')", name=op.f("ck_held_draws_decision")),
+        sa.ForeignKeyConstraint(["batch_id"], ["batches.id"], name=op.f("fk_held_draws_batch_id")),
+        sa.PrimaryKeyConstraint("batch_id", name=op.f("pk_held_draws")),
+    )
+    op.create_table(
         "tasks",
         sa.Column("id", sa.Uuid(), nullable=False),
         sa.Column("erasure_id", sa.Uuid(), nullable=False),
@@ -369,6 +380,7 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_tasks_batch_id"))
 
     op.drop_table("tasks")
+    op.drop_table("held_draws")
     with op.batch_alter_table("batch_events", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_batch_events_batch_id"))
 
