@@ -75,6 +75,12 @@ class JobMachine(RuleBasedStateMachine):
             self.world.dispatchers[n] = self.world.new_dispatcher()
         self.world.wire.kills_sender = False
 
+    @rule(n=which)
+    def dispatcher_is_replaced(self, n: int) -> None:
+        """The new one remembers nothing, and finds the lease of the old."""
+        self.cause = "nothing"
+        self.world.dispatchers[n] = self.world.new_dispatcher()
+
     # The queue
 
     @precondition(lambda self: self.world.wire.messages)

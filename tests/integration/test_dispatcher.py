@@ -177,6 +177,15 @@ def test_a_dispatcher_that_was_stopped_for_long_listens_before_it_judges() -> No
     assert judged == [beat]
 
 
+def test_a_retry_planned_before_the_clock_jumped_back_is_made(world: World) -> None:
+    attempt = running(world)
+    world.clock.jumps(86400)
+    world.fail(attempt)
+    world.clock.jumps(-86400)
+    world.dispatchers[0].queue_waiting_jobs()
+    assert (only_job(world).state, only_job(world).attempt) == (JobState.QUEUED, 2)
+
+
 def test_a_published_batch_is_cleaned_up_however_often_that_fails(world: World) -> None:
     world.publish(attempt := running(world))
     for _ in range(world.services.settings.max_attempts + 3):
