@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from app import logs
 from app.bootstrap import Services
 from app.clock import new_id, now
-from app.db import transitions
+from app.db import receipts, transitions
 from app.db.manifest import Manifest, Policy
 from app.db.states import OPEN_BATCH, JobState, ModelState, TaskState
 from app.db.tables import Batch, IdempotencyKey, Job, Lease, Model, OutboxMessage, Task, WorkerSeen
@@ -153,6 +153,19 @@ class Dispatcher:
         with self.services.database.writing() as session:
             session.execute(delete(IdempotencyKey).where(IdempotencyKey.expires_at < self._now()))
             session.execute(delete(WorkerSeen).where(WorkerSeen.seen_at < self._now() - WORKER_FORGOTTEN))
+
+        self._destroy_old_salts()
+
+    def _destroy_old_salts(self) -> None:
+        """Of receipts that nobody acknowledged in time."""
+        over = select(Task.id).where(Task.receipts_until < self._now())
+        with self.services.database.reading() as session:
+            if session.scalar(over.limit(1)) is None:
+                return
+        with self.services.database.writing() as session:
+            destroyed = receipts.destroy_salts(session, over)
+        self.services.database.forget_deleted_bytes()
+        log.info("salts destroyed", tasks=destroyed)
 
     def release_lease(self) -> None:
         with self.services.database.writing() as session:

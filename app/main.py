@@ -14,6 +14,7 @@ from app.bootstrap import Services
 from app.certificates.endpoints import router as certificates
 from app.erasures.endpoints import router as erasures
 from app.erasures.intake import Intake
+from app.erasures.receipt_endpoints import router as receipts
 from app.ledger.endpoints import router as ledger
 from app.middleware import BodyLimit, Metrics, Surround
 from app.models.endpoints import router as models
@@ -56,7 +57,17 @@ def create_app(settings: Settings) -> FastAPI:
         },
     )
     # Routers are tried in order: the busiest first.
-    for router in (erasures, batches, models, versions, certificates, ledger, access, health.router):
+    for router in (
+        erasures,
+        receipts,
+        batches,
+        models,
+        versions,
+        certificates,
+        ledger,
+        access,
+        health.router,
+    ):
         app.include_router(router)
     problems.install(app)
     app.add_middleware(BodyLimit, settings=settings)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from certificate.merkle import MemoryTree, leaf_hash
@@ -50,21 +50,19 @@ def bind_request(*, salt: str, request_id: str, commitment: str) -> bytes:
     return _digest(_REQUEST, bytes.fromhex(salt), request_id.encode(), bytes.fromhex(commitment))
 
 
-def deletion_tree(
-    commitments: Sequence[SubjectCommitment],
-) -> tuple[MemoryTree, dict[SubjectCommitment, int]]:
-    """The tree over a batch and each commitment's place in it.
+def tree_of_leaves(leaves: Iterable[bytes]) -> tuple[MemoryTree, dict[bytes, int]]:
+    """The tree over a deletion set and each leaf's place in it.
 
-    Leaves are sorted by hash: the order in which requests arrived stays private.
+    From the leaf hashes alone, which remain when salts are destroyed. Sorted by hash: the order in which
+    requests arrived stays private.
     """
-    ordered = sorted(set(commitments), key=SubjectCommitment.leaf)
-    tree = MemoryTree([entry.leaf() for entry in ordered])
-    return tree, {entry: place for place, entry in enumerate(ordered)}
+    ordered = sorted(set(leaves))
+    return MemoryTree(ordered), {leaf: place for place, leaf in enumerate(ordered)}
 
 
 def deletion_root(commitments: Sequence[SubjectCommitment]) -> str:
     """What `DeletionSet.root` holds; its `subjects` is the number of distinct commitments."""
-    return deletion_tree(commitments)[0].root().hex()
+    return tree_of_leaves(entry.leaf() for entry in commitments)[0].root().hex()
 
 
 def commit_retained(*, key: bytes, part_digests: Sequence[str]) -> str:

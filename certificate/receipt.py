@@ -5,12 +5,12 @@ A receipt holds no identifier. Its holder knows theirs and can open the commitme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pydantic import AwareDatetime
 
-from certificate.commitment import SubjectCommitment, commit_subject, deletion_tree, subject_digest
+from certificate.commitment import SubjectCommitment, commit_subject, subject_digest, tree_of_leaves
 from certificate.envelope import Envelope, check_signature, parse, sign
 from certificate.errors import ReceiptInvalid, UnusableInput, VerificationError
 from certificate.keys import KeySet, Signer
@@ -45,19 +45,31 @@ class NoDataHeld(Record):
     issued_at: AwareDatetime
 
 
-def issue_receipts(commitments: Sequence[SubjectCommitment], *, certificate_digest: str) -> list[Receipt]:
-    """One receipt per commitment, in the order given."""
-    tree, places = deletion_tree(commitments)
+def issue_receipts(
+    commitments: Sequence[SubjectCommitment],
+    *,
+    certificate_digest: str,
+    leaves: Iterable[bytes] | None = None,
+) -> list[Receipt]:
+    """One receipt per commitment, in the order given.
+
+    `leaves` are the leaf hashes of the whole deletion set, where commitments are only some of it: the others'
+    salts may be destroyed already.
+    """
+    own = [entry.leaf() for entry in commitments]
+    tree, places = tree_of_leaves(own if leaves is None else leaves)
+    if not places.keys() >= set(own):
+        raise ValueError("a commitment is not in the deletion set of these leaves")
     return [
         Receipt(
             request_id=entry.request_id,
             salt=entry.salt,
             commitment=entry.commitment,
-            leaf_index=places[entry],
-            path=tuple(step.hex() for step in tree.inclusion_proof(places[entry])),
+            leaf_index=places[leaf],
+            path=tuple(step.hex() for step in tree.inclusion_proof(places[leaf])),
             certificate_digest=certificate_digest,
         )
-        for entry in commitments
+        for entry, leaf in zip(commitments, own, strict=True)
     ]
 
 

@@ -62,6 +62,12 @@ class Policy(BaseModel):
         description="Keep a keyed hash of everyone who asked to be erased, and filter their rows from "
         "data that is appended later. Without it nothing about them is kept.",
     )
+    receipt_days: int = Field(
+        90,
+        ge=1,
+        le=3653,
+        description="Receipts can be fetched for so long after completion; then their salts are destroyed.",
+    )
     time_limit_seconds: Positive = Field(3600.0, le=7 * 86400, description="Longest solve of one attempt.")
 
     @model_validator(mode="after")

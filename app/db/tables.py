@@ -199,6 +199,8 @@ class Task(Base):
     due_at: Mapped[datetime]
     created_at: Mapped[datetime] = mapped_column(default=now)
     completed_at: Mapped[datetime | None]
+    receipts_until: Mapped[datetime | None] = mapped_column(index=True)
+    """Set while receipts can be had; their salts are destroyed then, or when they are acknowledged."""
 
 
 class TaskSubject(Base):
@@ -211,6 +213,10 @@ class TaskSubject(Base):
     identifier: Mapped[bytes | None] = mapped_column(LargeBinary())
     salt: Mapped[bytes | None] = mapped_column(LargeBinary(16))
     commitment: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    leaf: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    """Of the erased. It stays when salt and commitment are destroyed: the receipts of others lead past it."""
+    no_data: Mapped[bytes | None] = mapped_column(LargeBinary())
+    """The signed receipt of someone without rows."""
     outcome: Mapped[str | None] = mapped_column(String(24))
 
 

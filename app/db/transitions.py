@@ -14,6 +14,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from app.clock import new_id
+from app.db import receipts
 from app.db.states import (
     OPEN_BATCH,
     BatchState,
@@ -241,9 +242,8 @@ def refuse_append(session: Session, batch: Batch, detail: str, now: datetime) ->
 
 def complete_batch(session: Session, batch: Batch, now: datetime) -> None:
     batch.state, batch.completed_at, batch.step = BatchState.COMPLETED, now, None
-    session.execute(
-        update(Task).where(Task.batch_id == batch.id).values(state=TaskState.COMPLETED, completed_at=now)
-    )
+    ended = {"state": TaskState.COMPLETED, "completed_at": now, "receipts_until": receipts.until(batch, now)}
+    session.execute(update(Task).where(Task.batch_id == batch.id).values(ended))
     add_event(session, batch.id, "completed", {}, now)
 
 

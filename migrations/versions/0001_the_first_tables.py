@@ -316,6 +316,7 @@ def upgrade() -> None:
         sa.Column("due_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("completed_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("receipts_until", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint(
             "state IN ('received', 'batched', 'running', 'completed', 'failed', 'withdrawn')",
             name=op.f("ck_tasks_state"),
@@ -330,6 +331,7 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_tasks_batch_id"), ["batch_id"], unique=False)
         batch_op.create_index(batch_op.f("ix_tasks_erasure_id"), ["erasure_id"], unique=False)
         batch_op.create_index("ix_tasks_model_id_state", ["model_id", "state"], unique=False)
+        batch_op.create_index(batch_op.f("ix_tasks_receipts_until"), ["receipts_until"], unique=False)
 
     op.create_table(
         "versions",
@@ -362,6 +364,8 @@ def upgrade() -> None:
         sa.Column("identifier", sa.LargeBinary(), nullable=True),
         sa.Column("salt", sa.LargeBinary(length=16), nullable=True),
         sa.Column("commitment", sa.LargeBinary(length=32), nullable=True),
+        sa.Column("leaf", sa.LargeBinary(length=32), nullable=True),
+        sa.Column("no_data", sa.LargeBinary(), nullable=True),
         sa.Column("outcome", sa.String(length=24), nullable=True),
         sa.CheckConstraint(
             "outcome IN ('erased', 'not_in_training_set')", name=op.f("ck_task_subjects_outcome")
@@ -375,6 +379,7 @@ def downgrade() -> None:
     op.drop_table("task_subjects")
     op.drop_table("versions")
     with op.batch_alter_table("tasks", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_tasks_receipts_until"))
         batch_op.drop_index("ix_tasks_model_id_state")
         batch_op.drop_index(batch_op.f("ix_tasks_erasure_id"))
         batch_op.drop_index(batch_op.f("ix_tasks_batch_id"))

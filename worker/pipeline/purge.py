@@ -10,6 +10,7 @@ from app.db.states import VersionState
 from app.db.tables import DatasetPart, Task, TaskSubject, Version
 from worker.pipeline.context import Context
 from worker.pipeline.holdings import suppress, sweep_uploads
+from worker.pipeline.receipts import sign_no_data
 from worker.pipeline.resolve import subjects_of
 
 WAL_TRIES = 50
@@ -18,6 +19,7 @@ WAL_TRIES = 50
 def purge(context: Context) -> None:
     _delete_files(context)
     sweep_uploads(context)
+    sign_no_data(context)
     _forget_identifiers(context)
     _empty_wal(context)
     with context.writing() as session:

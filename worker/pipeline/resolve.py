@@ -142,6 +142,7 @@ def _record_outcomes(context: Context, subjects: Places, held: set[str]) -> tupl
                 row = session.get_one(TaskSubject, (task_id, ordinal))
                 row.outcome = outcome
                 row.salt, row.commitment = bytes.fromhex(entry.salt), bytes.fromhex(entry.commitment)
+                row.leaf = entry.leaf() if outcome == SubjectOutcome.ERASED else None
                 if outcome == SubjectOutcome.ERASED:
                     commitments.append(entry)
     return tuple(commitments)

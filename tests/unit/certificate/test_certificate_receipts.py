@@ -71,6 +71,16 @@ def test_order_of_arrival_does_not_show_in_the_root():
     assert [receipt.request_id for receipt in receipts] == [f"r{k}" for k in range(9)]
 
 
+def test_a_receipt_made_from_the_leaves_alone_is_the_one_made_with_everyones_salts():
+    batch = [commit_subject(request_id=f"r{k}", subject_id=f"s{k}") for k in range(7)]
+    leaves = [entry.leaf() for entry in batch]
+    whole = issue_receipts(batch, certificate_digest=DIGEST)
+    for number, entry in enumerate(batch):
+        assert issue_receipts([entry], certificate_digest=DIGEST, leaves=leaves) == [whole[number]]
+    with pytest.raises(ValueError, match="not in the deletion set"):
+        issue_receipts(batch, certificate_digest=DIGEST, leaves=leaves[1:])
+
+
 def test_request_and_subject_cannot_be_shifted_into_each_other():
     salt = "00" * 16
     one = commit_subject(request_id="ab", subject_id="c", salt=salt)
