@@ -18,6 +18,7 @@ from app.erasures.receipt_endpoints import router as receipts
 from app.ledger.endpoints import router as ledger
 from app.middleware import BodyLimit, Metrics, Surround
 from app.models.endpoints import router as models
+from app.models.file_endpoints import router as model_files
 from app.settings import Settings
 from app.version import VERSION
 from app.versions.endpoints import router as versions
@@ -62,6 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
         receipts,
         batches,
         models,
+        model_files,
         versions,
         certificates,
         ledger,

@@ -9,7 +9,7 @@ from app.settings import PREFIX, Settings
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 HEAD = """# Settings
 
-Every setting is an environment variable. An unknown or malformed one stops the start with a line that names it.
+Every setting is an environment variable. An unknown or malformed one stops the start, by name.
 
 | variable | default | meaning |
 |---|---|---|

@@ -23,7 +23,7 @@ def get(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch:
 
 
 def decide(session: Session, tenant_id: UUID, batch_id: UUID, decision: Decision) -> Batch:
-    """Publish exactly the draw that is held, or destroy it and count it. Noise is never drawn again for it."""
+    """Publish exactly the draw that is held, or destroy and count it; noise is never drawn again for it."""
     batch = _locked(session, tenant_id, batch_id)
     draw = repository.draw_of(session, batch)
     if batch.state != BatchState.HELD or draw is None:

@@ -3,7 +3,6 @@ from fastapi import APIRouter, Response
 from app.access.guard import CanAdminModels, CanReadModels, ServicesOf
 from app.db.tables import Model
 from app.models import repository, service
-from app.models.file_endpoints import router as files
 from app.models.schemas import (
     Appending,
     Flushed,
@@ -16,7 +15,6 @@ from app.models.schemas import (
 from app.paging import Cursor, Limit, Page, paged
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
-router.include_router(files)
 
 
 @router.post("", status_code=201)

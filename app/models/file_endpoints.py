@@ -24,7 +24,7 @@ from app.models.schemas import (
 )
 from app.uploads import binary_body, body_chunks, piece_of, wanted_sha256
 
-router = APIRouter()
+router = APIRouter(prefix="/v1/models", tags=["models"])
 PARQUET, SAFETENSORS = "application/vnd.apache.parquet", "application/octet-stream"
 _TAKEN: dict[int | str, dict[str, Any]] = {
     202: {"model": Transfer, "description": "The piece is here; more is expected."}

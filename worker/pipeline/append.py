@@ -16,7 +16,7 @@ from worker.loading.families import family_of
 from worker.loading.inspection import Expected, Inspection
 from worker.pipeline.context import CannotContinue, Context
 from worker.pipeline.holdings import bring_in, suppressed_in
-from worker.pipeline.resolve import Resolved, Sorting
+from worker.pipeline.resolve import Resolved, Sorting, Swap
 
 
 def resolve_append(context: Context, scratch: Path) -> Resolved:
@@ -40,12 +40,9 @@ def resolve_append(context: Context, scratch: Path) -> Resolved:
         records=0,
         kept=tuple(path for path, _ in kept),
         digests=tuple(digest for _, digest in kept),
-        rewritten=tuple(sorting.rewritten),
-        emptied=tuple(sorting.emptied),
+        swap=Swap(tuple(sorting.rewritten), tuple(sorting.emptied), appends=True, joined=tuple(joined)),
         shift=shift.measure(classes, {}),
         commitments=(),
-        appends=True,
-        joined=tuple(joined),
     )
 
 

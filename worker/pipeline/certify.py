@@ -1,6 +1,7 @@
 """Stage 3, certify: is Δ ≤ Δ*, and does the model's lifetime have room? Outcomes are values."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from sqlalchemy import select
@@ -15,6 +16,10 @@ from worker.engine.trust_region import Outcome, Solution
 from worker.pipeline.context import Context
 from worker.pipeline.solve import Mechanism
 
+if TYPE_CHECKING:
+    from worker.pipeline.release import Draft
+    from worker.pipeline.resolve import Swap
+
 # σ must dwarf the spacing of floats at the weights, or the grid would show through the noise.
 SMALLEST_NOISE_IN_ULPS = 2.0**20
 
@@ -23,9 +28,17 @@ SMALLEST_NOISE_IN_ULPS = 2.0**20
 class Refusal:
     reason: HeldReason
     detail: str
+    draw: "tuple[Draft, Swap] | None" = None
+    """What was drawn and must be kept for a decision."""
 
 
-def lifetime_after(context: Context, mechanism: Mechanism) -> Lifetime:
+def release_shift(context: Context, mechanism: Mechanism) -> float:
+    """s = Δ*/σ of one release; a retraining adds nothing."""
+    policy = context.manifest.policy
+    return 0.0 if mechanism == "retrain" else policy.target_distance / policy.sigma
+
+
+def lifetime_after(context: Context, mechanism: Mechanism | Literal["discarded"], shift: float) -> Lifetime:
     """The running sum with one more release; the policy alone decides it, before anything is solved."""
     policy = context.manifest.policy
     with context.services.database.reading() as session:
@@ -42,7 +55,7 @@ def lifetime_after(context: Context, mechanism: Mechanism) -> Lifetime:
         previous,
         None if last is None else last.digest,
         mechanism=mechanism,
-        shift=0.0 if mechanism == "retrain" else policy.target_distance / policy.sigma,
+        shift=shift,
         failure_probability=0.0,
         assurance="proved",
         delta=policy.delta,

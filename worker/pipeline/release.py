@@ -1,4 +1,4 @@
-"""Stage 4, release: one draw of noise, the checkpoint, the evidence, the signed statement."""
+"""Stage 4, release: one draw of noise, the checkpoint, the evidence, and the statement to be signed."""
 
 from dataclasses import dataclass
 from uuid import UUID
@@ -13,10 +13,7 @@ from app.version import VERSION
 from certificate import assurance, predicate
 from certificate.checkpoint import header_metadata
 from certificate.commitment import commit_retained, deletion_root
-from certificate.envelope import Envelope, sign
-from certificate.evidence import EvidenceRecord, Shift, TraceStep, commit
-from certificate.keys import Signer
-from certificate.model_signature import sign_model
+from certificate.evidence import EvidenceRecord, Shift, TraceStep, Utility, commit
 from certificate.predicate import SMALLEST_DESCRIBED_SET, Lifetime, Predicate, Rule
 from certificate.records import new_salt
 from certificate.statement import serialise, statement_for
@@ -30,68 +27,75 @@ from worker.pipeline.solve import Solved
 
 
 @dataclass(frozen=True)
-class Release:
+class Draft:
+    """A release that is written and not yet signed: the noised file, and the exact bytes to sign about it."""
+
     certificate_id: UUID
     version: int
     parent_id: UUID
     stored: Stored
-    envelope: Envelope
-    evidence: EvidenceRecord
-    model_signature: bytes
+    file_name: str
+    mechanism: str
+    chain_index: int
+    payload: bytes
+    evidence: bytes
 
 
-def release(
-    context: Context, resolved: Resolved, solved: Solved, lifetime: Lifetime, signer: Signer
-) -> Release:
+def noised(w: Tensor, sigma: float) -> Tensor:
+    """w + N(0, σ²I); the un-noised weights are overwritten, so nothing later can write them by mistake."""
+    released = w + sigma * noise.draw(w.numel()).to(w.device)
+    w.zero_()
+    return released
+
+
+def write_draft(
+    context: Context,
+    resolved: Resolved,
+    solved: Solved,
+    lifetime: Lifetime,
+    released: Tensor,
+    utility: Utility | None,
+) -> Draft:
     parent = context.current_version()
     certificate_id, version = new_id(), parent.number + 1
-    noised = _noised(solved.solution.w, context.manifest.policy.sigma)
     stored = checkpoints.write(
         context.services.storage,
         context.path("model.safetensors"),
-        solved.objective.unflatten(noised),
+        solved.objective.unflatten(released),
         header_metadata(certificate_id=str(certificate_id), model=context.model.name, version=version),
     )
-    evidence = _evidence(certificate_id, resolved, solved)
+    evidence = _evidence(certificate_id, resolved, solved, utility)
     file_name = f"{context.model.name}-v{version}.safetensors"
-    statement = statement_for(
-        file_name=file_name,
-        checkpoint_sha256=stored.sha256,
-        predicate=Predicate(
-            certificate_id=str(certificate_id),
-            model=context.model.name,
-            version=version,
-            parent=predicate.Parent(version=parent.number, checkpoint_sha256=parent.sha256),
-            mechanism=solved.mechanism,
-            objective=_objective(context, resolved),
-            deletion_set=_deletion_set(resolved),
-            guarantee=_guarantee(context, solved),
-            bound=_bound(context, solved),
-            noise=predicate.Noise(
-                sigma=context.manifest.policy.sigma, calibration="analytic", data_independent=True
-            ),
-            lifetime=lifetime,
-            evidence=predicate.EvidenceCommitment(commitment=commit(evidence)),
-            runtime=_runtime(),
-            issued_at=now(),
+    said = Predicate(
+        certificate_id=str(certificate_id),
+        model=context.model.name,
+        version=version,
+        parent=predicate.Parent(version=parent.number, checkpoint_sha256=parent.sha256),
+        mechanism=solved.mechanism,
+        objective=_objective(context, resolved),
+        deletion_set=_deletion_set(resolved),
+        guarantee=_guarantee(context, solved),
+        bound=_bound(context, solved),
+        noise=predicate.Noise(
+            sigma=context.manifest.policy.sigma, calibration="analytic", data_independent=True
         ),
+        lifetime=lifetime,
+        evidence=predicate.EvidenceCommitment(commitment=commit(evidence)),
+        runtime=_runtime(),
+        issued_at=now(),
     )
-    return Release(
-        certificate_id,
-        version,
-        parent.id,
-        stored,
-        sign(serialise(statement), signer),
-        evidence,
-        sign_model(file_name=file_name, sha256=stored.sha256, signer=signer),
+    statement = statement_for(file_name=file_name, checkpoint_sha256=stored.sha256, predicate=said)
+    return Draft(
+        certificate_id=certificate_id,
+        version=version,
+        parent_id=parent.id,
+        stored=stored,
+        file_name=file_name,
+        mechanism=solved.mechanism,
+        chain_index=lifetime.index,
+        payload=serialise(statement),
+        evidence=evidence.to_bytes(),
     )
-
-
-def _noised(w: Tensor, sigma: float) -> Tensor:
-    """w + N(0, σ²I); the un-noised weights are overwritten, so nothing later can write them by mistake."""
-    noised = w + sigma * noise.draw(w.numel()).to(w.device)
-    w.zero_()
-    return noised
 
 
 def _rule(solved: Solved) -> Rule:
@@ -151,14 +155,20 @@ def _deletion_set(resolved: Resolved) -> predicate.DeletionSet:
     )
 
 
-def _evidence(certificate_id: UUID, resolved: Resolved, solved: Solved) -> EvidenceRecord:
+def _evidence(
+    certificate_id: UUID, resolved: Resolved, solved: Solved, utility: Utility | None
+) -> EvidenceRecord:
     solution: Solution = solved.solution
+    own = (
+        solved.mechanism == "retrain"
+    )  # its reference is itself; how near the optimum it is, is a second figure
     return EvidenceRecord(
         certificate_id=str(certificate_id),
         rule=_rule(solved),
         gradient_norm=solution.gradient_norm,
         rounding_error=solution.rounding,
-        distance=solution.distance,
+        distance=0.0 if own else solution.distance,
+        posterior_distance=solution.distance if own else None,
         trace=tuple(
             TraceStep(
                 gradient_norm=step.gradient_norm,
@@ -177,7 +187,7 @@ def _evidence(certificate_id: UUID, resolved: Resolved, solved: Solved) -> Evide
             kl_retained_original=resolved.shift.kl_retained_original,
             kl_original_retained=resolved.shift.kl_original_retained,
         ),
-        utility=None,
+        utility=utility,
         solver={"outcome": str(solution.outcome), "passes": solution.passes},
         seconds_total=solution.seconds,
         salt=new_salt(),

@@ -30,19 +30,26 @@ class RewrittenPart:
 
 
 @dataclass(frozen=True)
+class Swap:
+    """How the parts change when this is published."""
+
+    rewritten: tuple[RewrittenPart, ...]
+    emptied: tuple[UUID, ...]
+    appends: bool = False
+    joined: tuple[tuple[UUID, int], ...] = ()
+    """Staged parts that join the data as they are, with their rows."""
+
+
+@dataclass(frozen=True)
 class Resolved:
     requests: int
     records: int
     kept: tuple[str, ...]
     """Paths of R, in order: untouched parts and rewritten ones; the holdout is not among them."""
     digests: tuple[str, ...]
-    rewritten: tuple[RewrittenPart, ...]
-    emptied: tuple[UUID, ...]
+    swap: Swap
     shift: shift.Shift
     commitments: tuple[SubjectCommitment, ...]
-    appends: bool = False
-    joined: tuple[tuple[UUID, int], ...] = ()
-    """Staged parts that join the data as they are, with their rows."""
 
 
 @dataclass
@@ -103,8 +110,7 @@ def resolve(context: Context, scratch: Path) -> Resolved:
         records=erased.total(),
         kept=tuple(path for path, _ in kept),
         digests=tuple(digest for _, digest in kept),
-        rewritten=tuple(sorting.rewritten),
-        emptied=tuple(sorting.emptied),
+        swap=Swap(tuple(sorting.rewritten), tuple(sorting.emptied)),
         shift=shift.measure(original, erased),
         commitments=_record_outcomes(context, subjects, held),
     )

@@ -1,6 +1,7 @@
 """A job from claim to end. Every stage is safe to repeat: whoever comes after a crash starts from the top."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -8,14 +9,24 @@ from app import logs
 from app.bootstrap import Services
 from app.clock import now
 from app.db import paths, transitions
-from app.db.states import BatchState, JobKind
+from app.db.states import BatchState, HeldReason, JobKind
+from certificate.predicate import SMALLEST_DESCRIBED_SET
 from worker.pipeline.append import resolve_append
-from worker.pipeline.certify import Refusal, budget_refusal, distance_refusal, lifetime_after, noise_refusal
+from worker.pipeline.certify import (
+    Refusal,
+    budget_refusal,
+    distance_refusal,
+    lifetime_after,
+    noise_refusal,
+    release_shift,
+)
 from worker.pipeline.context import CannotContinue, Context
+from worker.pipeline.held import carry_out, decided, keep
 from worker.pipeline.publish import publish, publish_nothing
 from worker.pipeline.purge import purge
+from worker.pipeline.quality import gate_refusal, measure
 from worker.pipeline.register import register
-from worker.pipeline.release import release
+from worker.pipeline.release import noised, write_draft
 from worker.pipeline.resolve import Resolved, resolve
 from worker.pipeline.scratch import working_folder
 from worker.pipeline.solve import Mechanism, Solved, solve
@@ -27,14 +38,22 @@ log = logs.get("pipeline")
 def unlearn(services: Services, job_id: UUID, token: UUID) -> None:
     context = Context.load(services, job_id, token)
     assert context.batch is not None
-    if context.batch.state != BatchState.PURGING:  # else: published already, only the clean-up is left
-        with working_folder(services.settings, token) as scratch:
-            refusal = _publish_certified(context, scratch)
-        if refusal is not None:
-            _hold(context, refusal)
-            return
+    if context.batch.state != BatchState.PURGING and not _published(context):
+        return
     purge(context)
     log.info("completed", batch=str(context.batch.id))
+
+
+def _published(context: Context) -> bool:
+    """False when the batch ends here: held for a decision, or its draw destroyed by one."""
+    held = decided(context)
+    if held is not None:
+        return carry_out(context, held, load_signer(context.services.settings))
+    with working_folder(context.services.settings, context.token) as scratch:
+        refusal = _publish_certified(context, scratch)
+    if refusal is not None:
+        _hold(context, refusal)
+    return refusal is None
 
 
 def _publish_certified(context: Context, scratch: Path) -> Refusal | None:
@@ -43,7 +62,7 @@ def _publish_certified(context: Context, scratch: Path) -> Refusal | None:
     if not resolved.records:
         publish_nothing(context, resolved)
         return None
-    _alert(context, resolved)
+    _show(context, resolved)
     return _publish(context, resolved, scratch)
 
 
@@ -67,7 +86,7 @@ def _publish_appended(context: Context, scratch: Path) -> str | None:
         resolved = resolve_append(context, scratch)
     except CannotContinue as problem:
         return str(problem)
-    if not resolved.joined and not resolved.rewritten:  # every row was filtered
+    if not resolved.swap.joined and not resolved.swap.rewritten:  # every row was filtered
         publish_nothing(context, resolved)
         return None
     refusal = _publish(context, resolved, scratch)
@@ -78,24 +97,32 @@ def _publish(context: Context, resolved: Resolved, scratch: Path) -> Refusal | N
     """By the policy's method; by retraining where that is refused and the policy wants it."""
     policy = context.manifest.policy
     refusal = _attempt(context, resolved, policy.method, scratch)
-    if refusal is not None and policy.method != "retrain" and policy.fallback == "retrain":
+    if refusal is None or refusal.reason == HeldReason.QUALITY_GATE:  # a draw is never replaced by another
+        return refusal
+    if policy.method != "retrain" and policy.fallback == "retrain":
         log.info("falling back to retraining", reason=refusal.reason)
         refusal = _attempt(context, resolved, "retrain", scratch)
     return refusal
 
 
-def _alert(context: Context, resolved: Resolved) -> None:
-    """How far the classes shift stays in the evidence; that it is past the policy's limit is an event."""
-    limit = context.manifest.policy.max_kl_alert
-    if limit is None or resolved.shift.kl_retained_original <= limit:
-        return
-    log.warning("the deletion set shifts the classes past max_kl_alert")
+def _show(context: Context, resolved: Resolved) -> None:
+    """Counts and shift for the model's own team; a small set is not described, a large shift is an event."""
+    limit, found = context.manifest.policy.max_kl_alert, resolved.shift
     with context.writing() as session:
-        transitions.add_event(session, context.batch_in(session).id, "alert", {"max_kl": limit}, now())
+        batch = context.batch_in(session)
+        batch.records = resolved.records
+        if resolved.records >= SMALLEST_DESCRIBED_SET:
+            batch.shift = {
+                "kl_retained_original": found.kl_retained_original,
+                "kl_original_retained": found.kl_original_retained,
+            }
+        if limit is not None and found.kl_retained_original > limit:
+            log.warning("the deletion set shifts the classes past max_kl_alert")
+            transitions.add_event(session, batch.id, "alert", {"max_kl": limit}, now())
 
 
 def _attempt(context: Context, resolved: Resolved, mechanism: Mechanism, scratch: Path) -> Refusal | None:
-    lifetime = lifetime_after(context, mechanism)
+    lifetime = lifetime_after(context, mechanism, release_shift(context, mechanism))
     if refusal := budget_refusal(lifetime):
         return refusal
     context.step("solve")
@@ -104,15 +131,22 @@ def _attempt(context: Context, resolved: Resolved, mechanism: Mechanism, scratch
     if refusal := distance_refusal(context, solved.solution) or noise_refusal(context, solved.solution.w):
         return refusal
     context.step("release")
-    signer = load_signer(context.services.settings)
-    made = release(context, resolved, solved, lifetime, signer)
-    publish(context, resolved, solved, made, lifetime.index, signer)
+    released = noised(solved.solution.w, context.manifest.policy.sigma)
+    utility = measure(context, released, scratch)
+    draft = write_draft(context, resolved, solved, lifetime, released, utility)
+    refusal = None if resolved.swap.appends else gate_refusal(context, utility)
+    if refusal is not None:
+        return replace(refusal, draw=(draft, resolved.swap))
+    publish(context, resolved.swap, draft, load_signer(context.services.settings))
     return None
 
 
 def _hold(context: Context, refusal: Refusal) -> None:
     with context.writing() as session:
-        transitions.hold_batch(session, context.batch_in(session), refusal.reason, refusal.detail, now())
+        batch = context.batch_in(session)
+        if refusal.draw is not None:
+            keep(session, batch.id, *refusal.draw)
+        transitions.hold_batch(session, batch, refusal.reason, refusal.detail, now())
         transitions.finish_job(session, context.job_id, context.token, now())
 
 

@@ -53,12 +53,12 @@ def solve(context: Context, resolved: Resolved, mechanism: Mechanism, scratch: P
     if mechanism == "retrain":
         solution = train(objective, target=target, settings=settings, progress=report)
     else:
-        start = _published(context, objective)
+        start = published_weights(context, objective)
         solution = minimise(objective, start, target=target, settings=settings, progress=report)
     return Solved(mechanism, objective, solution)
 
 
-def _published(context: Context, objective: FamilyObjective) -> Tensor:
+def published_weights(context: Context, objective: FamilyObjective) -> Tensor:
     tensors = checkpoints.read(context.services.storage, context.current_version().path)
     checkpoints.check_shapes(tensors, family_of(context.manifest).shapes(context.manifest))
     return objective.flatten(tensors)

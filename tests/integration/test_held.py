@@ -1,0 +1,132 @@
+"""The exits of a held or failed batch: approve, discard, retry; and the ledger that follows."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.bootstrap import Services
+from certificate.cli import run_verify
+from tests.integration.model_api import Api, Headers, registered, work
+
+STRICT = {"quality_gate": {"max_f1_drop": 0.0, "max_loss_rise": 0.0}}
+
+
+@pytest.fixture
+def api(gateway: TestClient, admin: Headers) -> Api:
+    return Api(gateway, admin)
+
+
+def _held(api: Api, services: Services, **policy: Any) -> tuple[Api, str]:
+    """A model whose policy no noise of this size can meet, and its held batch."""
+    ready = registered(api, services)
+    ready.call("PATCH", "/toy", 200, json={"policy": STRICT | {"target_distance": 1.0} | policy})
+    ready.erase("s1", "s2")
+    work(services)
+    (batch,) = [b for b in _get(ready, "/v1/batches")["items"] if b["state"] == "held"]
+    return ready, batch["id"]
+
+
+def _get(api: Api, path: str) -> Any:
+    answer = api.gateway.get(path, headers=api.headers)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def _post(api: Api, path: str, status: int = 202) -> Any:
+    answer = api.gateway.post(path, headers=api.headers)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def _draw(services: Services) -> list[str]:
+    return [path for path in services.storage.list("attempts") if path.endswith(".safetensors")]
+
+
+def test_approving_publishes_exactly_the_draw_that_was_held(
+    api: Api, services: Services, tmp_path: Path
+) -> None:
+    ready, batch_id = _held(api, services)
+    shown = _get(ready, f"/v1/batches/{batch_id}")
+    assert shown["held_reason"] == "quality_gate"
+    assert shown["waiting_for"] == "a decision: quality_gate"
+    assert ready.call("GET", "/toy/versions")[0]["number"] == 0, "nothing is published"
+    held = {path: b"".join(services.storage.read(path)) for path in _draw(services)}
+
+    _post(ready, f"/v1/batches/{batch_id}/retry", 409)
+    _post(ready, f"/v1/batches/{batch_id}/approve")
+    _post(ready, f"/v1/batches/{batch_id}/approve", 409)
+    work(services)
+
+    shown = _get(ready, f"/v1/batches/{batch_id}")
+    assert (shown["state"], shown["version"]) == ("completed", 1)
+    download = api.gateway.get("/v1/models/toy/versions/1/checkpoint", headers=api.headers).content
+    assert download in held.values()
+    assert _verifies(ready, shown["certificate_id"], download, tmp_path) == 0
+
+
+def test_discarding_destroys_the_draw_and_counts_it(api: Api, services: Services, tmp_path: Path) -> None:
+    ready, batch_id = _held(api, services)
+    before = ready.call("GET", "/toy/ledger")
+    _post(ready, f"/v1/batches/{batch_id}/discard")
+    work(services)
+    shown = _get(ready, f"/v1/batches/{batch_id}")
+    assert (shown["state"], shown["error"]) == ("failed", "the draw was discarded by its owner")
+    ledger = ready.call("GET", "/toy/ledger")
+    assert [entry["mechanism"] for entry in ledger["entries"]] == ["discarded"]
+    assert ledger["running_epsilon"] == pytest.approx(1.0)
+    assert ledger["releases_left"] == before["releases_left"] - 1
+
+    ready.call("PATCH", "/toy", 200, json={"policy": {"quality_gate": None}})
+    _post(ready, f"/v1/batches/{batch_id}/retry")
+    work(services)
+    shown = _get(ready, f"/v1/batches/{batch_id}")
+    assert (shown["state"], shown["version"]) == ("completed", 1)
+    ledger = ready.call("GET", "/toy/ledger")
+    assert [entry["mechanism"] for entry in ledger["entries"]] == ["discarded", "tr"]
+    assert ledger["running_epsilon"] > 1.2
+    download = api.gateway.get("/v1/models/toy/versions/1/checkpoint", headers=api.headers).content
+    assert _verifies(ready, shown["certificate_id"], download, tmp_path) == 0
+
+
+def test_a_spent_budget_holds_the_batch_until_it_may_retrain(
+    api: Api, services: Services, tmp_path: Path
+) -> None:
+    ready = registered(api, services)
+    ready.call("PATCH", "/toy", 200, json={"policy": {"lifetime_epsilon": 1.0, "fallback": "fail"}})
+    ready.erase("s1", "s2")
+    work(services)
+    ready.erase("s3", "s4")
+    work(services)
+    (second, first) = _get(ready, "/v1/batches")["items"]
+    assert (first["state"], second["state"], second["held_reason"]) == ("completed", "held", "budget")
+    assert ready.call("GET", "/toy/ledger")["releases_left"] == 0
+
+    ready.call("PATCH", "/toy", 200, json={"policy": {"fallback": "retrain"}})
+    _post(ready, f"/v1/batches/{second['id']}/retry")
+    work(services)
+    shown = _get(ready, f"/v1/batches/{second['id']}")
+    assert shown["state"] == "completed", shown
+    ledger = ready.call("GET", "/toy/ledger")
+    assert [entry["mechanism"] for entry in ledger["entries"]] == ["tr", "retrain"]
+    assert (ledger["running_epsilon"], ledger["releases_left"]) == (0.0, 1)
+    assert [round(entry["subjects_epsilon"], 6) for entry in ledger["entries"]] == [1.0, 0.0]
+    download = api.gateway.get("/v1/models/toy/versions/2/checkpoint", headers=api.headers).content
+    assert _verifies(ready, shown["certificate_id"], download, tmp_path) == 0
+
+
+def _verifies(api: Api, certificate_id: str, model: bytes, folder: Path) -> int:
+    (folder / "m.safetensors").write_bytes(model)
+    for end in ("pack", "evidence"):
+        where = f"/v1/certificates/{certificate_id}/{end}"
+        answer = api.gateway.get(where, headers=api.headers)
+        (folder / f"{end}.json").write_bytes(answer.content)
+    said: list[str] = []
+    code = run_verify(
+        pack=folder / "pack.json",
+        model=folder / "m.safetensors",
+        evidence=folder / "evidence.json",
+        write=said.append,
+    )
+    return code if code == 0 else pytest.fail("\n".join(said))

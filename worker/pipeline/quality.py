@@ -1,0 +1,56 @@
+"""The quality gate: what the draw is worth on the holdout, beside the version it would replace.
+
+The draw counts as a release from the moment it is looked at, whatever the answer: choosing among draws by
+their score would break the guarantee.
+"""
+
+from pathlib import Path
+
+from torch import Tensor
+
+from app.db.states import HeldReason, PartRole
+from certificate.evidence import Utility
+from worker.engine.linear import LinearObjective
+from worker.evaluation.utility import classification, regression
+from worker.pipeline.certify import Refusal
+from worker.pipeline.context import Context
+from worker.pipeline.solve import objective_on, published_weights
+
+
+def measure(context: Context, released: Tensor, scratch: Path) -> Utility | None:
+    """None without a holdout, and for families that have no loss of their own to show."""
+    holdout = tuple(part.path for part in context.parts(PartRole.HOLDOUT))
+    if not holdout:
+        return None
+    objective = objective_on(context, holdout, scratch / "holdout")
+    if not isinstance(objective, LinearObjective):
+        return None
+    before = _score(context, objective, published_weights(context, objective))
+    after = _score(context, objective, released)
+    return Utility(f1_before=before[0], f1_after=after[0], loss_before=before[1], loss_after=after[1])
+
+
+def _score(context: Context, objective: LinearObjective, w: Tensor) -> tuple[float | None, float]:
+    """Micro-F1 in points, and the mean loss; regression has no F1."""
+    if context.manifest.family == "ridge":
+        return None, regression(objective, w).loss
+    found = classification(objective, w)
+    return 100 * found.micro_f1, found.loss
+
+
+def gate_refusal(context: Context, utility: Utility | None) -> Refusal | None:
+    gate = context.manifest.policy.quality_gate
+    if gate is None or utility is None:
+        return None
+    worse = [
+        _worse("F1 falls", utility.f1_before, utility.f1_after, gate.max_f1_drop),
+        _worse("loss rises", utility.loss_after, utility.loss_before, gate.max_loss_rise),
+    ]
+    reasons = [reason for reason in worse if reason]
+    return Refusal(HeldReason.QUALITY_GATE, "; ".join(reasons)) if reasons else None
+
+
+def _worse(what: str, high: float | None, low: float | None, limit: float | None) -> str | None:
+    if high is None or low is None or limit is None or high - low <= limit:
+        return None
+    return f"{what} by {high - low:.4g} on the holdout, the policy allows {limit:.4g}"
