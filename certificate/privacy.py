@@ -63,7 +63,8 @@ def shift_for(*, epsilon: float, delta: float) -> float:
     """
     _check("epsilon", epsilon, above=0.0)
     _check("delta", delta, at_least=_SMALLEST_DELTA, below=1.0)
-    return _last_true(lambda s: _holds(epsilon=epsilon, delta=delta, shift=s))
+    # twice the slack of `epsilon_for`, so that turning the shift back never gives more than `epsilon`
+    return _last_true(lambda s: _holds(epsilon=epsilon, delta=delta, shift=s, slack=2 * _SLACK))
 
 
 def sigma_for(*, epsilon: float, delta: float, distance: float) -> float:
@@ -129,8 +130,8 @@ def compose(shifts: Iterable[float]) -> float:
     return total
 
 
-def _holds(*, epsilon: float, delta: float, shift: float) -> bool:
-    return delta_of(epsilon=epsilon, shift=shift) <= delta * (1 - _SLACK)
+def _holds(*, epsilon: float, delta: float, shift: float, slack: float = _SLACK) -> bool:
+    return delta_of(epsilon=epsilon, shift=shift) <= delta * (1 - slack)
 
 
 def _arguments(epsilon: float, shift: float) -> tuple[float, float]:

@@ -66,7 +66,7 @@ def test_epsilon_is_sound_in_exact_arithmetic_and_tight(delta: float, shift: flo
 
 
 @given(epsilon=epsilons, delta=deltas)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_round_trip_between_epsilon_and_shift(epsilon: float, delta: float) -> None:
     shift = shift_for(epsilon=epsilon, delta=delta)
     back = epsilon_for(delta=delta, shift=shift)
