@@ -19,6 +19,7 @@ from app.ledger.endpoints import router as ledger
 from app.middleware import BodyLimit, Metrics, Surround
 from app.models.endpoints import router as models
 from app.models.file_endpoints import router as model_files
+from app.reports.endpoints import router as reports
 from app.settings import Settings
 from app.version import VERSION
 from app.versions.endpoints import router as versions
@@ -66,6 +67,7 @@ def create_app(settings: Settings) -> FastAPI:
         model_files,
         versions,
         certificates,
+        reports,
         ledger,
         access,
         health.router,

@@ -34,6 +34,14 @@ def append(job_id: str, token: str) -> None:
     _run_attempt(job_id, token)
 
 
+def evaluate(job_id: str, token: str) -> None:
+    _run_attempt(job_id, token)
+
+
+def audit(job_id: str, token: str) -> None:
+    _run_attempt(job_id, token)
+
+
 def _run_attempt(job_id: str, token: str) -> None:
     # -P: a folder named `app` where the worker was started must not take the place of ours.
     child = process.spawn([sys.executable, "-P", "-m", "worker.attempt", job_id, token])

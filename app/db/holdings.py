@@ -1,6 +1,7 @@
-"""The tables of what a model holds: its copy of the data, its files, and what is on its way in."""
+"""The tables of what a model holds: its copy of the data, its files, what is on its way in, its reports."""
 
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import BigInteger, ForeignKey, LargeBinary, String, UniqueConstraint
@@ -73,3 +74,20 @@ class Suppression(Base):
     __tablename__ = "suppressions"
     model_id: Mapped[UUID] = mapped_column(ForeignKey("models.id"), primary_key=True)
     subject_hash: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+
+
+class Report(Base):
+    """An evaluation or a replay audit of one version. The figures are un-noised: for the model's own team."""
+
+    __tablename__ = "reports"
+    __table_args__ = (one_of("kind", states.ReportKind),)
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
+    kind: Mapped[str] = mapped_column(String(16))
+    model_id: Mapped[UUID] = mapped_column(ForeignKey("models.id"), index=True)
+    certificate_id: Mapped[UUID | None] = mapped_column(ForeignKey("certificates.id"), index=True)
+    version: Mapped[int]
+    job_id: Mapped[UUID] = mapped_column(ForeignKey("jobs.id"), unique=True)
+    result: Mapped[dict[str, Any] | None]
+    error: Mapped[str | None] = mapped_column(String(1000))
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    completed_at: Mapped[datetime | None]

@@ -46,6 +46,22 @@ class JobKind(StrEnum):
     REGISTER = "register"
     UNLEARN = "unlearn"
     APPEND = "append"
+    EVALUATE = "evaluate"
+    AUDIT = "audit"
+
+
+class ReportKind(StrEnum):
+    EVALUATION = "evaluation"
+    AUDIT = "audit"
+
+
+class ReportState(StrEnum):
+    """Derived: a report is as far as its job."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
 
 
 class PartRole(StrEnum):

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from app.clock import new_id, now
 from app.db import states
-from app.db.holdings import DatasetImport, DatasetPart, ModelFile, Suppression, Upload
+from app.db.holdings import DatasetImport, DatasetPart, ModelFile, Report, Suppression, Upload
 from app.db.types import Base, one_of
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Model",
     "ModelFile",
     "OutboxMessage",
+    "Report",
     "SigningKeyRecord",
     "Suppression",
     "Task",

@@ -28,6 +28,7 @@ from app.db.states import (
 from app.db.tables import Batch, BatchEvent, HeldDraw, Job, Model, OutboxMessage, Task
 
 LONGEST_BACKOFF = timedelta(minutes=5)
+BATCH_JOBS = (JobKind.UNLEARN, JobKind.APPEND)
 FUNCTION = {kind: f"worker.jobs.{kind}" for kind in JobKind}
 
 
@@ -106,10 +107,10 @@ def attempt_failed(
         _follow(session, job, BatchState.SEALED, now)
         return
     job.state, job.finished_at = JobState.FAILED, now
-    if job.kind != JobKind.REGISTER:
-        _fail_batch(session, job)
-    else:
+    if job.kind == JobKind.REGISTER:
         reject_model(session, session.get_one(Model, job.model_id), [f"validation failed: {job.error}"])
+    elif job.kind in BATCH_JOBS:  # a report is as far as its job: there is nothing to tell it
+        _fail_batch(session, job)
 
 
 def backoff_after(attempt: int, first: float) -> timedelta:

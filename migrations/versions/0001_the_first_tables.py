@@ -193,7 +193,9 @@ def upgrade() -> None:
         sa.Column("error", sa.String(length=1000), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
-        sa.CheckConstraint("kind IN ('register', 'unlearn', 'append')", name=op.f("ck_jobs_kind")),
+        sa.CheckConstraint(
+            "kind IN ('register', 'unlearn', 'append', 'evaluate', 'audit')", name=op.f("ck_jobs_kind")
+        ),
         sa.CheckConstraint(
             "state IN ('waiting', 'queued', 'running', 'done', 'failed')", name=op.f("ck_jobs_state")
         ),
@@ -281,6 +283,31 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_outbox_job_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_outbox")),
     )
+    op.create_table(
+        "reports",
+        sa.Column("id", sa.Uuid(), nullable=False),
+        sa.Column("kind", sa.String(length=16), nullable=False),
+        sa.Column("model_id", sa.Uuid(), nullable=False),
+        sa.Column("certificate_id", sa.Uuid(), nullable=True),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("job_id", sa.Uuid(), nullable=False),
+        sa.Column("result", JSON, nullable=True),
+        sa.Column("error", sa.String(length=1000), nullable=True),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("completed_at", sa.DateTime(timezone=True), nullable=True),
+        sa.CheckConstraint("kind IN ('evaluation', 'audit')", name=op.f("ck_reports_kind")),
+        sa.ForeignKeyConstraint(
+            ["certificate_id"], ["certificates.id"], name=op.f("fk_reports_certificate_id")
+        ),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_reports_job_id")),
+        sa.ForeignKeyConstraint(["model_id"], ["models.id"], name=op.f("fk_reports_model_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_reports")),
+        sa.UniqueConstraint("job_id", name=op.f("uq_reports_job_id")),
+    )
+    with op.batch_alter_table("reports", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_reports_certificate_id"), ["certificate_id"], unique=False)
+        batch_op.create_index(batch_op.f("ix_reports_model_id"), ["model_id"], unique=False)
+
     op.create_table(
         "batch_events",
         sa.Column("id", BIG, autoincrement=True, nullable=False),
@@ -390,6 +417,11 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_batch_events_batch_id"))
 
     op.drop_table("batch_events")
+    with op.batch_alter_table("reports", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_reports_model_id"))
+        batch_op.drop_index(batch_op.f("ix_reports_certificate_id"))
+
+    op.drop_table("reports")
     op.drop_table("outbox")
     with op.batch_alter_table("batches", schema=None) as batch_op:
         batch_op.drop_index(

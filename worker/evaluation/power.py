@@ -31,12 +31,15 @@ class Power:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """`level` is each test's own; `move` is ‖parent - ŵ_R‖/σ, `earlier` the length of the earlier noise."""
+    """`level` is each test's own; `move` is ‖parent - ŵ_R‖/σ, `earlier` the length of the earlier noise.
+
+    None: not known, and the test that would need it does not run.
+    """
 
     slack: Slack
     level: float
     sigma: float
-    move: float
+    move: float | None
     earlier: float | None
 
 
@@ -49,7 +52,7 @@ def powers(situation: Situation) -> tuple[Power, ...]:
         Alternative.DOUBLE_NOISE: _double_noise(slack, level),
         Alternative.FLAT_NOISE: _flat_noise(slack, level),
     }
-    if situation.move > 0:
+    if situation.move:
         figures[Alternative.NOT_MOVED] = _not_moved(slack, level, situation.move)
     if situation.earlier:
         figures[Alternative.REPEATED_NOISE] = _repeated(slack, level, situation.earlier)

@@ -59,7 +59,7 @@ class ReplayAudit:
 def audit(
     published: Tensor,
     replayed: Tensor,
-    parent: Tensor,
+    parent: Tensor | None,
     *,
     sigma: float,
     target_distance: float,
@@ -72,9 +72,10 @@ def audit(
 
     `target_distance` is Δ*; for a retrained release, the distance its training was held to. `earlier_noise`
     is an earlier release's (published - ŵ_R)/σ. `unit_roundoff` is that of the type the weights are stored
-    in.
+    in. Without `parent`, whose weights are deleted when they are superseded, the release is not tested for
+    leaning towards it; the level is shared among the tests that run.
     """
-    published, replayed, parent = (_vector(v, published.numel()) for v in (published, replayed, parent))
+    published, replayed = (_vector(v, published.numel()) for v in (published, replayed))
     _check_numbers(sigma, target_distance, replay_distance, level)
     difference = published - replayed
     slack = Slack(
@@ -86,7 +87,7 @@ def audit(
     if not (math.isfinite(slack.allowance) and math.isfinite(slack.rounding)):
         raise ValueError("σ is too small against the distances or the weights to divide by")
     earlier = None if earlier_noise is None else _vector(earlier_noise, published.numel())
-    move = parent - replayed
+    move = None if parent is None else _vector(parent, published.numel()) - replayed
     findings = [_norm_finding(difference, sigma, slack), _shape_finding(difference, sigma, slack)]
     for check, direction in ((Check.FORGETTING, move), (Check.REPEAT, earlier)):
         if direction is not None and _norm(direction) > 0:
@@ -95,7 +96,7 @@ def audit(
         slack=slack,
         level=level / len(findings),
         sigma=sigma,
-        move=_norm(move) / sigma,
+        move=None if move is None else _norm(move) / sigma,
         earlier=None if earlier is None else _norm(earlier),
     )
     return _conclude(findings, situation, level)
@@ -139,15 +140,21 @@ def _conclude(findings: list[Finding], situation: Situation, level: float) -> Re
         level=level,
         findings=tuple(findings),
         powers=named,
-        detectable_shift=detectable_shift(situation) if situation.move > 0 else None,
+        detectable_shift=detectable_shift(situation) if situation.move else None,
         dimension=situation.slack.dimension,
         allowance=situation.slack.allowance,
-        summary=_summary(verdict, p_value, level, findings, named),
+        summary=_summary(verdict, p_value, level, findings, named, parent=situation.move is not None),
     )
 
 
 def _summary(
-    verdict: Verdict, p_value: float, level: float, findings: list[Finding], named: tuple[Power, ...]
+    verdict: Verdict,
+    p_value: float,
+    level: float,
+    findings: list[Finding],
+    named: tuple[Power, ...],
+    *,
+    parent: bool,
 ) -> str:
     worst = min(findings, key=lambda finding: finding.p_value)
     first = (
@@ -161,6 +168,8 @@ def _summary(
         parts.append(f"It would have found with probability 0.9 or more: {', '.join(strong)}.")
     if weak:
         parts.append(f"It could well have missed: {', '.join(weak)}.")
+    if not parent:
+        parts.append("Without the parent's weights it did not look for a model that stayed near its parent.")
     parts.append("It takes the retained rows it was given on trust.")
     return " ".join(parts)
 

@@ -12,6 +12,7 @@ from app.db import paths, transitions
 from app.db.states import BatchState, HeldReason, JobKind
 from certificate.predicate import SMALLEST_DESCRIBED_SET
 from worker.pipeline.append import resolve_append
+from worker.pipeline.audit import audit
 from worker.pipeline.certify import (
     Refusal,
     budget_refusal,
@@ -21,6 +22,7 @@ from worker.pipeline.certify import (
     release_shift,
 )
 from worker.pipeline.context import CannotContinue, Context
+from worker.pipeline.evaluate import evaluate
 from worker.pipeline.held import carry_out, decided, keep
 from worker.pipeline.publish import publish, publish_nothing
 from worker.pipeline.purge import purge
@@ -162,4 +164,6 @@ JOBS: dict[JobKind, Callable[[Services, UUID, UUID], None]] = {
     JobKind.REGISTER: register,
     JobKind.UNLEARN: unlearn,
     JobKind.APPEND: append,
+    JobKind.EVALUATE: evaluate,
+    JobKind.AUDIT: audit,
 }

@@ -156,6 +156,22 @@ def test_a_parent_already_at_the_minimum_leaves_no_direction_to_test() -> None:
     assert Alternative.NOT_MOVED not in {found.alternative for found in result.powers}
 
 
+def test_without_a_parent_the_other_tests_run_and_the_summary_says_what_was_not_looked_for() -> None:
+    scene = Scene(5000, seed=9)
+    numbers = {"sigma": SIGMA, "target_distance": TARGET, "replay_distance": REPLAY}
+    honest = audit(scene.honest + SIGMA * normal(5000, 1), scene.replayed, None, **numbers)
+    bare = audit(scene.honest, scene.replayed, None, **numbers)
+    assert [finding.check for finding in honest.findings] == [Check.NORM, Check.SHAPE]
+    assert (honest.verdict, bare.verdict) == (Verdict.CONSISTENT, Verdict.INCONSISTENT)
+    assert Alternative.NOT_MOVED not in {found.alternative for found in honest.powers}
+    assert honest.detectable_shift is None
+    assert "did not look for a model that stayed near its parent" in honest.summary
+    with_parent = scene.audit(scene.honest + SIGMA * normal(5000, 1))
+    assert "stayed near its parent" not in with_parent.summary
+    flat = Alternative.FLAT_NOISE
+    assert power_of(honest, flat) > power_of(with_parent, flat), "fewer tests share the level"
+
+
 def test_noise_below_the_spacing_of_the_weights_accuses_nobody_and_claims_no_power() -> None:
     w = normal(50, 1)
     for sigma in (1e-17, 1e-200):

@@ -1,0 +1,1 @@
+"""Evaluations and audits: asked for here, measured by a worker."""

@@ -1,0 +1,255 @@
+"""Evaluations and audits: asked for, measured in a job, and never in the way of an erasure."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from app.access.scopes import Scope
+from app.bootstrap import Services
+from app.clock import new_id, now
+from app.db import transitions
+from app.db.states import JobKind, JobState
+from app.db.tables import ApiKey, Certificate, Job, Tenant
+from tests.integration.harness import MANIFEST, dataset, key_for, parquet
+from tests.integration.model_api import Api, Headers, work
+from worker.engine import noise
+from worker.pipeline import report
+from worker.pipeline.run import JOBS
+
+
+@pytest.fixture
+def api(gateway: TestClient, admin: Headers) -> Api:
+    return Api(gateway, admin)
+
+
+@pytest.fixture
+def ready(api: Api, services: Services) -> Api:
+    api.create()
+    return registered(api, services, dataset(), dataset(rows=90, subjects=40, seed=8))
+
+
+def registered(api: Api, services: Services, part: bytes, holdout: bytes | None = None) -> Api:
+    api.put("dataset/part0", part)
+    if holdout is not None:
+        api.put("holdout/h0", holdout)
+    api.call("POST", "/toy/validate", 202)
+    work(services)
+    assert api.call("GET", "/toy")["state"] == "ready"
+    return api
+
+
+def ask(api: Api, path: str, status: int = 202, headers: Headers | None = None) -> str:
+    answer = api.gateway.post(path, headers=headers or api.headers)
+    assert answer.status_code == status, answer.text
+    if status == 202:
+        assert answer.json()["state"] == "waiting"
+        assert answer.headers["Location"] == f"{path}/{answer.json()['id']}"
+    return answer.headers.get("Location") or answer.json()["detail"]
+
+
+def get(api: Api, path: str) -> Any:
+    answer = api.gateway.get(path, headers=api.headers)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def erase(api: Api, services: Services, *subjects: str) -> str:
+    """The certificate's path."""
+    asked = api.gateway.post("/v1/erasures", json={"subjects": subjects}, headers=api.headers)
+    work(services)
+    task = get(api, asked.headers["Location"])["tasks"][0]
+    assert task["state"] == "completed"
+    return f"/v1/certificates/{task['certificate_id']}"
+
+
+EVALUATIONS = "/v1/models/toy/evaluations"
+
+
+def test_an_evaluation_compares_the_version_with_retraining_and_leaves_nothing_behind(
+    ready: Api, services: Services, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = ask(ready, EVALUATIONS)
+    assert "under way" in ask(ready, EVALUATIONS, 409)
+    work(services)
+    original = get(ready, first)
+    assert (original["state"], original["version"], original["result"]["shift"]) == ("completed", 0, None)
+    assert original["result"]["seconds"]["current"] is None
+    assert original["result"]["delta_f1"]["points"] == 0, "version 0 was trained by the same service"
+
+    erase(ready, services, *(f"s{i}" for i in range(10)))
+    files = services.storage.list("attempts") + services.storage.list("datasets")
+    second = ask(ready, EVALUATIONS)
+    work(services)
+    found = get(ready, second)
+    result = found["result"]
+    assert (found["state"], found["version"], found["error"], result["rows"]) == ("completed", 1, None, 60)
+    assert result["current"]["micro_f1"] > 0.8
+    assert result["retrained"]["loss"] < 0.8
+    assert result["current"]["rmse"] is None
+    points = 100 * (result["retrained"]["micro_f1"] - result["current"]["micro_f1"])
+    assert result["delta_f1"]["points"] == pytest.approx(points)
+    assert result["delta_f1"]["low"] <= points <= result["delta_f1"]["high"]
+    assert result["seconds"]["current"] > 0
+    assert result["seconds"]["retrained"] > 0
+    assert result["shift"]["kl_retained_original"] > 0
+    assert [item["id"] for item in get(ready, EVALUATIONS)["items"]] == [found["id"], original["id"]]
+
+    assert services.storage.list("attempts") + services.storage.list("datasets") == files
+    assert not list((services.settings.data_dir / "scratch").glob("*/"))
+    public = "".join(capfd.readouterr()) + ready.gateway.get("/metrics").text
+    assert str(result["current"]["loss"]) not in public
+
+
+def test_ridge_is_evaluated_by_rmse(api: Api, services: Services) -> None:
+    generator = np.random.default_rng(5)
+    features = generator.normal(size=(150, 6))
+    targets = features @ np.arange(6.0) + 0.1 * generator.normal(size=150)
+    subjects = [f"s{i}" for i in range(150)]
+    api.create(family="ridge", classes=None)
+    registered(
+        api,
+        services,
+        parquet(subjects[:100], targets[:100], features[:100]),
+        parquet(subjects[100:], targets[100:], features[100:]),
+    )
+    where = ask(api, EVALUATIONS)
+    work(services)
+    result = get(api, where)["result"]
+    assert result["current"]["r_squared"] > 0.9
+    assert result["current"]["rmse"] == pytest.approx(result["retrained"]["rmse"], rel=1e-3)
+    assert (result["delta_f1"], result["current"]["micro_f1"]) == (None, None)
+
+
+def test_what_cannot_be_evaluated_or_audited_is_refused_with_the_reason(api: Api, services: Services) -> None:
+    api.create()
+    assert "uploading" in ask(api, EVALUATIONS, 409)
+    registered(api, services, dataset())
+    assert "no holdout" in ask(api, EVALUATIONS, 409)
+    first = erase(api, services, "s1", "s2")
+    erase(api, services, "s3", "s4")
+    assert "superseded" in ask(api, f"{first}/audits", 409)
+    ask(api, f"/v1/certificates/{new_id()}/audits", 404)
+    with services.database.writing() as session:
+        last = session.scalars(select(Certificate).order_by(Certificate.chain_index.desc())).first()
+        assert last is not None
+        discarded = Certificate(
+            id=new_id(),
+            model_id=last.model_id,
+            chain_index=last.chain_index + 1,
+            mechanism="discarded",
+            envelope=last.envelope,
+            digest="0" * 64,
+            evidence=last.evidence,
+            log_index=last.log_index + 1,
+        )
+        session.add(discarded)
+    assert "discarded" in ask(api, f"/v1/certificates/{discarded.id}/audits", 409)
+
+
+@pytest.mark.parametrize("method", ["tr", "retrain"])
+def test_an_audit_finds_an_honest_release_consistent(method: str, api: Api, services: Services) -> None:
+    api.create(policy=MANIFEST["policy"] | {"method": method})
+    certificate = erase(registered(api, services, dataset()), services, "s1", "s2")
+    where = ask(api, f"{certificate}/audits")
+    work(services)
+    found = get(api, where)
+    assert (found["state"], found["version"]) == ("completed", 1), found["error"]
+    result = found["result"]
+    assert result["verdict"] == "consistent with an honest release"
+    assert result["tests"] == ["length of the noise", "shape of the noise"]
+    assert "did not look for a model that stayed near its parent" in result["summary"]
+    assert result["replay_distance"] <= MANIFEST["policy"]["target_distance"] / 10
+    assert result["detectable_shift"] is None
+    assert [item["id"] for item in get(api, f"{certificate}/audits")["items"]] == [found["id"]]
+
+
+def test_an_audit_finds_missing_noise(
+    ready: Api, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as dishonest:
+        dishonest.setattr(noise, "draw", lambda size: torch.zeros(size, dtype=torch.float64))
+        certificate = erase(ready, services, "s1", "s2")
+    where = ask(ready, f"{certificate}/audits")
+    work(services)
+    assert get(ready, where)["result"]["verdict"] == "not consistent with an honest release"
+
+
+@pytest.mark.parametrize("moment", ["waiting", "running"])
+def test_an_erasure_goes_first_and_the_evaluation_says_to_ask_again(
+    moment: str, ready: Api, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = ask(ready, EVALUATIONS)
+    job = begin(services, JobKind.EVALUATE)
+    train = report.train
+    if moment == "waiting":
+        erase(ready, services, "s1", "s2")
+    else:
+
+        def meanwhile(*args: Any, **options: Any) -> Any:
+            assert not any(p.name == "features.bin" for p in services.settings.data_dir.rglob("*"))
+            solution = train(*args, **options)
+            erase(ready, services, "s1", "s2")
+            return solution
+
+        monkeypatch.setattr(report, "train", meanwhile)
+    JOBS[JobKind.EVALUATE](services, *job)
+    found = get(ready, where)
+    assert (found["state"], found["error"]) == ("failed", "the model changed; ask again")
+    assert found["result"] is None
+    assert found["completed_at"] is not None
+    monkeypatch.setattr(report, "train", train)
+    again = ask(ready, EVALUATIONS)
+    work(services)
+    assert get(ready, again)["state"] == "completed"
+
+
+def test_an_evaluation_whose_attempts_are_used_up_has_failed_and_the_model_is_as_before(
+    ready: Api, services: Services
+) -> None:
+    where = ask(ready, EVALUATIONS)
+    job_id, _ = begin(services, JobKind.EVALUATE)
+    assert get(ready, where)["state"] == "running"
+    with services.database.writing() as session:
+        job = session.get_one(Job, job_id)
+        transitions.attempt_failed(session, job, error="silent", now=now(), max_attempts=1, backoff=1)
+    found = get(ready, where)
+    assert (found["state"], found["error"]) == ("failed", "silent")
+    assert ready.call("GET", "/toy")["state"] == "ready"
+    erase(ready, services, "s1", "s2")
+
+
+def test_audits_are_for_auditors_and_evaluations_for_readers(ready: Api, services: Services) -> None:
+    certificate = erase(ready, services, "s1", "s2")
+    audit, evaluation = ask(ready, f"{certificate}/audits"), ask(ready, EVALUATIONS)
+    with services.database.reading() as session:
+        tenant = session.scalars(select(Tenant.name).join(ApiKey, ApiKey.tenant_id == Tenant.id)).first()
+    assert tenant is not None
+    reader = key_for(services, tenant, Scope.MODELS_READ)
+    auditor = key_for(services, tenant, Scope.AUDIT_READ)
+    other = key_for(services, "other", Scope.ADMIN)
+    for path, headers, status in [
+        (audit, reader, 403),
+        (audit, auditor, 200),
+        (audit, other, 404),
+        (evaluation, reader, 200),
+        (evaluation, auditor, 403),
+        (evaluation, other, 404),
+    ]:
+        assert ready.gateway.get(path, headers=headers).status_code == status, path
+    ask(ready, f"{certificate}/audits", 403, reader)
+    ask(ready, EVALUATIONS, 403, reader)
+    ask(ready, EVALUATIONS, 404, other)
+
+
+def begin(services: Services, kind: JobKind) -> tuple[Any, Any]:
+    """The waiting job of this kind, claimed."""
+    with services.database.writing() as session:
+        job = session.scalars(select(Job).where(Job.kind == kind, Job.state == JobState.WAITING)).one()
+        transitions.dispatch(session, job, now())
+        assert job.token is not None
+        assert transitions.claim(session, job.id, job.token, now())
+        return job.id, job.token
