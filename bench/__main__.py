@@ -5,7 +5,7 @@ import sys
 
 from bench.datasets import DatasetUnavailable
 
-PARTS = {"engine": "bench.engine"}
+PARTS = {"engine": "bench.engine", "gateway": "bench.gateway"}
 
 
 def main(names: list[str]) -> int:

@@ -28,22 +28,64 @@ from app.clock import now
 from app.db.states import ModelState
 from app.db.tables import Erasure, Model
 from app.settings import Settings
+from bench import measuring
 
 KINDS = ("immediate", "real", "plain")
 CONNECTIONS = (32, 64)
 MANIFEST = {"family": "logistic", "width": 1, "lambda": 1.0, "origins": {"features": "x", "constants": "x"}}
 
 
-def run(*, rounds: int, seconds: float) -> dict[str, Any]:
+def run() -> None:
     """Every database × connections × kind, in turns; medians over rounds."""
-    results: dict[str, Any] = {}
+    rounds, seconds = (5, 5.0) if measuring.full() else (3, 3.0)
+    report: dict[str, Any] = {"machine": measuring.machine(), "rounds": rounds, "seconds": seconds}
     for name in ("postgresql", "sqlite"):
         with (
             tempfile.TemporaryDirectory(prefix="lethe-bench-") as folder,
             _database(name, Path(folder)) as url,
         ):
-            results[name] = _measure(Path(folder), url, rounds, seconds)
-    return results
+            report[name] = _measure(Path(folder), url, rounds, seconds)
+    report["bars"] = _bars(report["postgresql"])
+    measuring.RESULTS.mkdir(exist_ok=True)
+    (measuring.RESULTS / "gateway.json").write_text(json.dumps(report, indent=2) + "\n")
+    _print(report)
+
+
+def _bars(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """On PostgreSQL, in the same run."""
+    bars = {}
+    for connections, figures in found["connections"].items():
+        for name, measured, asked, met in (
+            (
+                "share of immediate",
+                figures["share_of_immediate"],
+                ">= 0.6",
+                figures["share_of_immediate"] >= 0.6,
+            ),
+            ("times plain", figures["times_plain"], ">= 3", figures["times_plain"] >= 3),
+            (
+                "p99 / immediate's",
+                figures["p99_times_immediate"],
+                "<= 4",
+                figures["p99_times_immediate"] <= 4,
+            ),
+        ):
+            bars[f"{name}, {connections} connections"] = {"measured": measured, "asked": asked, "met": met}
+    lost = found["lost"] + found["killed_mid_load"]["lost"]
+    bars["acknowledged and lost"] = {"measured": lost, "asked": "0", "met": lost == 0}
+    return bars
+
+
+def _print(report: dict[str, Any]) -> None:
+    for name in ("postgresql", "sqlite"):
+        print(f"\n{name}, requests per second (p99 in ms)")
+        for connections, figures in report[name]["connections"].items():
+            cells = (
+                f"{k} {figures['requests_per_second'][k]:.0f} ({figures['p99_ms'][k]:.0f})" for k in KINDS
+            )
+            print(f"  {connections} connections: {', '.join(cells)}")
+    for name, bar in report["bars"].items():
+        print(f"{'✓' if bar['met'] else '✗'} {name}: {bar['measured']} (asked {bar['asked']})")
 
 
 def _measure(folder: Path, url: str, rounds: int, seconds: float) -> dict[str, Any]:
@@ -174,7 +216,3 @@ def _database(name: str, folder: Path) -> Iterator[str]:
     finally:
         server.cleanup()
         shutil.rmtree(home, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    print(json.dumps(run(rounds=int(sys.argv[1]), seconds=float(sys.argv[2])), indent=2))
