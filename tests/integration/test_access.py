@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from app.access.scopes import Scope
 from app.bootstrap import Services
 from app.clock import new_id
-from app.db.tables import ApiKey, Certificate, Job, Model, Version
+from app.db.tables import ApiKey, Certificate, Job, Model, Report, Version
 from app.db.tables import Batch as BatchRow
 from app.main import create_app
 from app.settings import Settings
@@ -48,7 +48,7 @@ def test_every_endpoint_wants_a_key(gateway: TestClient) -> None:
 
 def _ids() -> dict[str, str]:
     some = str(uuid4())
-    named = ("key_id", "batch_id", "erasure_id", "certificate_id")
+    named = ("key_id", "batch_id", "erasure_id", "certificate_id", "evaluation_id", "audit_id")
     return dict.fromkeys(named, some) | {"name": "toy", "part": "p0", "number": "0"}
 
 
@@ -176,7 +176,27 @@ def _belongings(gateway: TestClient, services: Services, owner: dict[str, str]) 
         "batch_id": str(batch_id),
         "number": "1",
         "part": "p0",
+        "evaluation_id": str(_report(services, model_id, certificate_id, "evaluation", "evaluate")),
+        "audit_id": str(_report(services, model_id, certificate_id, "audit", "audit")),
     }
+
+
+def _report(services: Services, model_id: UUID, certificate_id: UUID, kind: str, job: str) -> UUID:
+    job_id, report_id = new_id(), new_id()
+    with services.database.writing() as session:
+        session.add(Job(id=job_id, kind=job, model_id=model_id))
+        session.flush()
+        session.add(
+            Report(
+                id=report_id,
+                kind=kind,
+                model_id=model_id,
+                certificate_id=certificate_id,
+                version=1,
+                job_id=job_id,
+            )
+        )
+    return report_id
 
 
 def test_single_certificates_keys_and_log_can_be_opened_to_all_but_no_list(settings: Settings) -> None:
