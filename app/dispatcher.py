@@ -19,7 +19,7 @@ from sqlalchemy import Select, delete, exists, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from app import logs
+from app import logs, orphans
 from app.bootstrap import Services
 from app.clock import new_id, now
 from app.db import receipts, transitions
@@ -35,6 +35,7 @@ log = logs.get("dispatcher")
 LEASE = "dispatcher"
 DEADLINE_MARGIN = timedelta(days=7)  # a batch is sealed this long before its earliest deadline
 WORKER_FORGOTTEN = timedelta(days=1)
+SWEEP_SECONDS = 60.0
 
 
 class Dispatcher:
@@ -52,6 +53,7 @@ class Dispatcher:
         self._messages = messages or RqMessages(services.queue)
         self._now = clock
         self._silence = Silence(steady)
+        self._steady, self._next_sweep = steady, steady() + SWEEP_SECONDS
 
     def round(self) -> bool:
         """Do everything that is due; False when another dispatcher holds the lease."""
@@ -63,7 +65,16 @@ class Dispatcher:
         self.announce_lost_messages()
         self.send_outbox()
         self.forget_expired()
+        self.sweep_orphans()
         return True
+
+    def sweep_orphans(self) -> None:
+        """Now and then: it lists files, which costs more than a query."""
+        if self._steady() < self._next_sweep:
+            return
+        self._next_sweep = self._steady() + SWEEP_SECONDS
+        if swept := orphans.sweep(self.services):
+            log.info("swept", files=swept)
 
     def seal_due(self) -> None:
         """One transaction per model; a look that finds nobody waiting is one query."""

@@ -32,8 +32,11 @@ class Storage:
         self._root = str(root).rstrip("/")
 
     def write(self, path: str, chunks: Iterable[bytes]) -> Stored:
-        """All or nothing: the bytes appear under `path` only when the last one is written."""
-        target, draft = self._full(path), self._full(f"drafts/{new_id()}")
+        """All or nothing: the bytes appear under `path` only when the last one is written.
+
+        A draft lies beside its target, so that whoever sweeps that folder finds what a killed process left.
+        """
+        target, draft = self._full(path), self._full(f"{path}.{new_id().hex}.draft")
         digest, size = hashlib.sha256(), 0
         try:
             with self._files.open(draft, "wb") as file:

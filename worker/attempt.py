@@ -6,6 +6,7 @@ Exit code 0: the outcome is in SQL, whatever it is. Anything else: it is not.
 """
 
 import os
+import resource
 import signal
 import sys
 import threading
@@ -29,6 +30,7 @@ FENCED = 75  # another attempt took over; nothing of ours may be written any mor
 def main(job_id: UUID, token: UUID) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):  # a stop that reaches the whole group still lets us finish
         signal.signal(number, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold un-noised weights
     settings = load_settings()
     logs.configure(settings)
     services = Services(settings)

@@ -5,6 +5,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from app.access.guard import CanReadErasures, CanWriteErasures, ServicesOf
+from app.bootstrap import Services
 from app.clock import now
 from app.db.states import TaskState
 from app.db.tables import Erasure
@@ -37,10 +38,10 @@ async def request_erasure(
     body: ErasureRequest,
     request: Request,
     caller: CanWriteErasures,
-    services: ServicesOf,
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
     """Ask that people be erased. An unknown identifier is no error: that would tell who was in the data."""
+    services: Services = request.state.services
     intake: Intake = request.state.intake
     if len(body.subjects) <= INLINE_SUBJECTS:
         prepared = service.prepare(services.vault, caller.tenant_id, body, body.subjects, idempotency_key)

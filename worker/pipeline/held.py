@@ -8,7 +8,7 @@ from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
 from app.clock import now
-from app.db import paths, transitions
+from app.db import transitions
 from app.db.states import Decision
 from app.db.tables import HeldDraw
 from app.storage import Stored
@@ -47,7 +47,8 @@ def carry_out(context: Context, held: HeldDraw, signer: Signer) -> bool:
 
 def _discard(context: Context, draft: Draft, signer: Signer) -> None:
     """The file goes first; then a signed statement says that the draw existed, and counts it."""
-    context.services.storage.delete(paths.attempts(context.job_id))
+    # Its own folder only: should this attempt be a stale one, a later one's files are not touched.
+    context.services.storage.delete(draft.stored.path.rpartition("/")[0])
     statement = parse(draft.payload)
     shift = statement.predicate.lifetime.release_shift
     lifetime = lifetime_after(context, "discarded", shift)

@@ -78,8 +78,8 @@ def sweep_uploads(context: Context) -> None:
 
 
 def _upload_of(path: str) -> UUID:
-    """datasets/{model}/{upload}, or datasets/{model}/{upload}.chunks/{start}."""
-    return UUID(path.split("/")[2].removesuffix(".chunks"))
+    """datasets/{model}/{upload}, its .chunks/{start}, or a draft of either."""
+    return UUID(path.split("/")[2].partition(".")[0])
 
 
 def suppress(context: Context, session: Session, subjects: list[str]) -> None:

@@ -1,0 +1,47 @@
+"""Files nobody will come back for: of attempts that were killed, gave up, or wrote after their time."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.bootstrap import Services
+from app.db.states import JobState
+from app.db.tables import DatasetPart, HeldDraw, Job, Version
+
+ATTEMPTS = "attempts"
+
+
+def sweep(services: Services) -> int:
+    """Delete what lies in an attempt's folder and is neither referred to nor being worked on; how many.
+
+    The order makes it safe: files first, then who is at work, then what is referred to. An attempt that has
+    ended by the second look has committed by then what the third one sees.
+    """
+    found = services.storage.list(ATTEMPTS)
+    if not found:
+        return 0
+    with services.database.reading() as session:
+        working = {
+            (str(job_id), str(token))
+            for job_id, token in session.execute(
+                select(Job.id, Job.token).where(Job.state.in_((JobState.QUEUED, JobState.RUNNING)))
+            )
+        }
+        kept = _referred_to(session)
+    orphans = [path for path in found if path not in kept and _attempt_of(path) not in working]
+    for path in orphans:
+        services.storage.delete(path)
+    return len(orphans)
+
+
+def _referred_to(session: Session) -> set[str]:
+    paths = {*session.scalars(select(DatasetPart.path)), *session.scalars(select(Version.path))}
+    for draft in session.scalars(select(HeldDraw.draft)):
+        paths.add(draft["release"]["stored"]["path"])
+        paths.update(part["stored"]["path"] for part in draft["swap"]["rewritten"])
+    return paths
+
+
+def _attempt_of(path: str) -> tuple[str, str]:
+    """attempts/{job}/{token}/…"""
+    _, job_id, token = path.split("/")[:3]
+    return job_id, token

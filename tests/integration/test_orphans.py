@@ -1,0 +1,51 @@
+"""What killed attempts leave in the storage is swept; what is referred to, held or worked on stays."""
+
+from uuid import UUID
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app import orphans
+from app.bootstrap import Services
+from app.clock import new_id, now
+from app.db import paths, transitions
+from app.db.states import JobKind
+from tests.integration.model_api import Api, Headers, registered, work
+
+
+@pytest.fixture
+def api(gateway: TestClient, admin: Headers, services: Services) -> Api:
+    return registered(Api(gateway, admin), services)
+
+
+def _write(services: Services, job_id: UUID, token: UUID) -> str:
+    return services.storage.write(f"{paths.attempt(job_id, token)}/part0.parquet", [b"rows"]).path
+
+
+def test_only_orphans_are_swept(api: Api, services: Services) -> None:
+    published = set(services.storage.list("attempts"))
+    assert published, "version 0 lies in its attempt's folder"
+    with services.database.writing() as session:
+        model_id = UUID(api.call("GET", "/toy")["id"])
+        job = transitions.create_job(session, JobKind.REGISTER, model_id, now())
+        transitions.dispatch(session, job, now())
+    assert job.token is not None
+    mine = _write(services, job.id, job.token)
+    stale = _write(services, job.id, new_id())
+    nobodys = _write(services, new_id(), new_id())
+    draft = services.storage.write(f"{paths.attempt(new_id(), new_id())}/x.1234.draft", [b"half"]).path
+    assert orphans.sweep(services) == 3
+    left = set(services.storage.list("attempts"))
+    assert left == published | {mine}
+    assert left.isdisjoint({stale, nobodys, draft})
+    assert orphans.sweep(services) == 0
+
+
+def test_a_held_draw_is_not_swept(api: Api, services: Services) -> None:
+    gate = {"quality_gate": {"max_loss_rise": 0.0}, "target_distance": 1.0}
+    api.call("PATCH", "/toy", 200, json={"policy": gate})
+    api.erase("s1", "s2")
+    work(services)
+    before = services.storage.list("attempts")
+    assert orphans.sweep(services) == 0
+    assert services.storage.list("attempts") == before
