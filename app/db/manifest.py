@@ -62,6 +62,11 @@ class Policy(BaseModel):
         description="Keep a keyed hash of everyone who asked to be erased, and filter their rows from "
         "data that is appended later. Without it nothing about them is kept.",
     )
+    membership_test: bool = Field(
+        False,
+        description="Before the erased rows are purged, test whether the published model still tells them "
+        "from holdout rows. It costs a retraining of each batch and needs a holdout.",
+    )
     receipt_days: int = Field(
         90,
         ge=1,

@@ -53,6 +53,7 @@ class JobKind(StrEnum):
 class ReportKind(StrEnum):
     EVALUATION = "evaluation"
     AUDIT = "audit"
+    MEMBERSHIP = "membership"
 
 
 class ReportState(StrEnum):

@@ -9,7 +9,7 @@ from app.models import service as models
 from app.models.schemas import ModelName
 from app.paging import Cursor, Limit, Page, paged
 from app.reports import repository, service
-from app.reports.schemas import AuditShown, EvaluationShown
+from app.reports.schemas import AuditShown, EvaluationShown, MembershipShown
 
 router = APIRouter(prefix="/v1", tags=["reports"])
 
@@ -91,6 +91,13 @@ def get_audit(certificate_id: UUID, audit_id: UUID, caller: CanAudit, services: 
     with services.database.reading() as session:
         report = service.audit(session, caller.tenant_id, certificate_id, audit_id)
         return service.shown_audit(session, report)
+
+
+@router.get("/certificates/{certificate_id}/membership")
+def get_membership(certificate_id: UUID, caller: CanAudit, services: ServicesOf) -> MembershipShown:
+    """What the membership test found, where the policy's `membership_test` asked for one."""
+    with services.database.reading() as session:
+        return service.membership(session, caller.tenant_id, certificate_id)
 
 
 def _follow(response: Response, where: str) -> None:

@@ -15,6 +15,10 @@ def audits(certificate_id: UUID) -> Select[Report]:
     return select(Report).where(Report.kind == ReportKind.AUDIT, Report.certificate_id == certificate_id)
 
 
+def memberships(certificate_id: UUID) -> Select[Report]:
+    return select(Report).where(Report.kind == ReportKind.MEMBERSHIP, Report.certificate_id == certificate_id)
+
+
 def one(session: Session, among: Select[Report], report_id: UUID) -> Report | None:
     return session.scalar(among.where(Report.id == report_id))
 

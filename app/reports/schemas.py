@@ -70,6 +70,36 @@ class AuditResult(BaseModel):
     replay_seconds: float
 
 
+class EstimateShown(BaseModel):
+    value: float
+    low: float
+    high: float
+
+
+class AttackShown(BaseModel):
+    auc: EstimateShown
+    tpr: dict[str, EstimateShown | None] = Field(
+        description="True positive rate by false positive rate; null where there are too few rows to tell."
+    )
+
+
+class AttacksShown(BaseModel):
+    loss: AttackShown = Field(description="The lower the loss, the likelier a member.")
+    fitted: AttackShown = Field(description="Cross-validated on loss and margin.")
+
+
+class MembershipResult(BaseModel):
+    """Differences are unlearned minus retrained: positive when unlearning left more to find."""
+
+    members: int
+    unseen: int
+    unlearned: AttacksShown
+    retrained: AttacksShown
+    delta_auc_loss: EstimateShown
+    delta_auc_fitted: EstimateShown
+    confidence: float
+
+
 class ReportShown(BaseModel):
     id: UUID
     model: str
@@ -87,3 +117,8 @@ class EvaluationShown(ReportShown):
 class AuditShown(ReportShown):
     certificate_id: UUID
     result: AuditResult | None
+
+
+class MembershipShown(ReportShown):
+    certificate_id: UUID
+    result: MembershipResult | None

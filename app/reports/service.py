@@ -13,7 +13,14 @@ from app.db.tables import Model, Report, Version
 from app.errors import Conflict, NotFound
 from app.models import service as models
 from app.reports import repository
-from app.reports.schemas import AuditResult, AuditShown, EvaluationResult, EvaluationShown
+from app.reports.schemas import (
+    AuditResult,
+    AuditShown,
+    EvaluationResult,
+    EvaluationShown,
+    MembershipResult,
+    MembershipShown,
+)
 from app.versions import repository as versions
 
 
@@ -79,6 +86,26 @@ def shown_audit(session: Session, report: Report) -> AuditShown:
         created_at=report.created_at,
         completed_at=report.completed_at or job.finished_at,
         result=None if report.result is None else AuditResult.model_validate(report.result),
+    )
+
+
+def membership(session: Session, tenant_id: UUID, certificate_id: UUID) -> MembershipShown:
+    """It is measured in its batch's job, so that whatever is found is an end."""
+    certificate = certificates.get(session, certificate_id, tenant_id)
+    report = session.scalar(repository.memberships(certificate.id))
+    if report is None:
+        raise NotFound("No membership test was run for this certificate.")
+    model, _ = repository.surroundings(session, report)
+    return MembershipShown(
+        id=report.id,
+        model=model.name,
+        version=report.version,
+        certificate_id=certificate.id,
+        state=ReportState.FAILED if report.error is not None else ReportState.COMPLETED,
+        error=report.error,
+        created_at=report.created_at,
+        completed_at=report.completed_at,
+        result=None if report.result is None else MembershipResult.model_validate(report.result),
     )
 
 

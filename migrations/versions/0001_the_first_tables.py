@@ -295,7 +295,7 @@ def upgrade() -> None:
         sa.Column("error", sa.String(length=1000), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("completed_at", sa.DateTime(timezone=True), nullable=True),
-        sa.CheckConstraint("kind IN ('evaluation', 'audit')", name=op.f("ck_reports_kind")),
+        sa.CheckConstraint("kind IN ('evaluation', 'audit', 'membership')", name=op.f("ck_reports_kind")),
         sa.ForeignKeyConstraint(
             ["certificate_id"], ["certificates.id"], name=op.f("fk_reports_certificate_id")
         ),

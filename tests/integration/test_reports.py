@@ -15,9 +15,10 @@ from app.db import transitions
 from app.db.states import JobKind, JobState
 from app.db.tables import ApiKey, Certificate, Job, Tenant
 from tests.integration.harness import MANIFEST, dataset, key_for, parquet
-from tests.integration.model_api import Api, Headers, work
+from tests.integration.model_api import Api, Headers, subjects_held, work
 from worker.engine import noise
-from worker.pipeline import report
+from worker.evaluation.membership import membership_report
+from worker.pipeline import membership, report
 from worker.pipeline.run import JOBS
 
 
@@ -240,9 +241,56 @@ def test_audits_are_for_auditors_and_evaluations_for_readers(ready: Api, service
         (evaluation, other, 404),
     ]:
         assert ready.gateway.get(path, headers=headers).status_code == status, path
+    assert ready.gateway.get(f"{certificate}/membership", headers=auditor).status_code == 404
+    assert ready.gateway.get(f"{certificate}/membership", headers=reader).status_code == 403
     ask(ready, f"{certificate}/audits", 403, reader)
     ask(ready, EVALUATIONS, 403, reader)
     ask(ready, EVALUATIONS, 404, other)
+
+
+MEMBERSHIP = MANIFEST["policy"] | {"membership_test": True}
+
+
+def test_a_policy_may_ask_for_a_membership_test_before_the_rows_are_purged(
+    api: Api, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.create(policy=MEMBERSHIP)
+    registered(api, services, dataset(), dataset(rows=200, subjects=40, seed=8))
+    sizes = []
+
+    def watched(forget: Any, unseen: Any, **options: Any) -> Any:
+        sizes.append((forget.rows.count, unseen.rows.count))
+        return membership_report(forget, unseen, **options)
+
+    monkeypatch.setattr(membership, "membership_report", watched)
+    certificate = erase(api, services, *(f"s{i}" for i in range(10)), "nobody")
+    found = get(api, f"{certificate}/membership")
+    assert (found["state"], found["error"], found["version"]) == ("completed", None, 1)
+    result = found["result"]
+    assert sizes == [(40, 150)], "the erased rows, and a holdout without theirs"
+    assert 20 <= result["members"] == result["unseen"] <= 40
+    assert 0 < result["unlearned"]["loss"]["auc"]["value"] < 1
+    assert result["retrained"]["fitted"]["tpr"] == {"0.01": None, "0.001": None}
+    assert not list((services.settings.data_dir / "scratch").glob("*/"))
+    few = erase(api, services, "s11", "s12")
+    found = get(api, f"{few}/membership")
+    assert (found["state"], found["result"]) == ("failed", None)
+    assert "fewer than 20 records" in found["error"]
+
+
+def test_a_membership_test_that_breaks_does_not_keep_the_rows(
+    api: Api, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("row of s1")
+
+    monkeypatch.setattr(membership, "membership_report", broken)
+    api.create(policy=MEMBERSHIP)
+    registered(api, services, dataset(), dataset(rows=200, subjects=40, seed=8))
+    certificate = erase(api, services, *(f"s{i}" for i in range(10)))
+    found = get(api, f"{certificate}/membership")
+    assert (found["state"], found["error"]) == ("failed", "the test could not be run: RuntimeError")
+    assert subjects_held(services)["part0"].isdisjoint({f"s{i}" for i in range(10)})
 
 
 def begin(services: Services, kind: JobKind) -> tuple[Any, Any]:

@@ -138,13 +138,24 @@ def class_counts(storage: Storage, path: str, subjects: Collection[str] | None =
     return counts
 
 
-def memory_map(storage: Storage, paths: Sequence[str], width: int, scratch: Path) -> MemoryMapped:
-    """Lay the rows of all parts out as two raw files in `scratch`, and map them."""
+def memory_map(
+    storage: Storage,
+    paths: Sequence[str],
+    width: int,
+    scratch: Path,
+    subjects: Collection[str] | None = None,
+) -> MemoryMapped:
+    """Lay the rows of all parts out as two raw files in `scratch`, and map them; only those of `subjects`."""
     scratch.mkdir(parents=True, exist_ok=True)
     rows, dtype = 0, _precision(storage, paths)
+    wanted = None if subjects is None else pa.array(sorted(subjects), pa.string())
+    columns = [LABEL, FEATURES] if wanted is None else [SUBJECT, LABEL, FEATURES]
     with (scratch / "features.bin").open("wb") as features, (scratch / "labels.bin").open("wb") as labels:
         for path in paths:
-            for batch in batches(storage, path, [LABEL, FEATURES]):
+            for batch in batches(storage, path, columns):
+                if wanted is not None:
+                    own = pc.is_in(batch.column(SUBJECT).cast(pa.string()), value_set=wanted)
+                    batch = batch.filter(own)
                 values = _dense(batch, width)
                 rows += len(values)
                 values.astype(dtype, copy=False).tofile(features)

@@ -10,6 +10,7 @@ from app.db.states import VersionState
 from app.db.tables import DatasetPart, Task, TaskSubject, Version
 from worker.pipeline.context import Context
 from worker.pipeline.holdings import suppress, sweep_uploads
+from worker.pipeline.membership import look_for_members
 from worker.pipeline.receipts import sign_no_data
 from worker.pipeline.resolve import subjects_of
 
@@ -17,6 +18,7 @@ WAL_TRIES = 50
 
 
 def purge(context: Context) -> None:
+    look_for_members(context)
     _delete_files(context)
     sweep_uploads(context)
     sign_no_data(context)

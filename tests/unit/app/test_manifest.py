@@ -41,7 +41,7 @@ def test_sigma_follows_from_the_policy_alone() -> None:
     [
         ({"policy": {"epsilon": 9.0, "lifetime_epsilon": 8.0}}, "not even one release would fit"),
         ({"policy": {"method": "magic"}}, "'tr' or 'retrain'"),
-        ({"policy": {"quality_gate": {}}}, "Extra inputs"),
+        ({"policy": {"quality_gate": {"max_drop": 1}}}, "Extra inputs"),
         ({"policy": {"max_kl_alert": 0}}, "greater than 0"),
         ({"classes": None}, "classes is needed for softmax"),
         ({"family": "ridge"}, "classes is needed for softmax"),

@@ -1,0 +1,124 @@
+"""The membership test a policy may ask for: the last look at the erased rows, before they are purged.
+
+The model is published by then, so nothing that is found can choose among draws; and nothing that goes wrong
+here may keep the rows from being purged.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import select
+
+from app import logs
+from app.clock import new_id, now
+from app.db import transitions
+from app.db.states import PartRole, ReportKind
+from app.db.tables import DatasetPart, Report, Version
+from certificate.predicate import SMALLEST_DESCRIBED_SET
+from worker.engine.linear import LinearObjective
+from worker.engine.rows import ArrayRows
+from worker.evaluation.membership import membership_report
+from worker.loading import datasets
+from worker.loading.families import family_of
+from worker.pipeline.context import CannotContinue, Context
+from worker.pipeline.report import ReportJob, footing_of
+from worker.pipeline.resolve import subjects_of
+from worker.pipeline.scratch import working_folder
+
+log = logs.get("pipeline")
+
+
+def look_for_members(context: Context) -> None:
+    """Once for a published batch; a repeated attempt finds the report, or the rows still there."""
+    report = _wanted(context)
+    if report is None:
+        return
+    try:
+        report.result = _measured(context, report)
+    except CannotContinue as problem:
+        report.error = str(problem)
+    except transitions.TokenLost:
+        raise
+    except Exception as problem:  # the purge goes first; foreign messages may quote data
+        report.error = f"the test could not be run: {type(problem).__name__}"
+    report.completed_at = now()
+    with context.writing() as session:
+        session.add(report)
+    log.info("membership tested", report=str(report.id), failed=report.error is not None)
+
+
+def _wanted(context: Context) -> Report | None:
+    if not context.manifest.policy.membership_test:
+        return None
+    assert context.batch is not None
+    with context.services.database.reading() as session:
+        if session.scalar(select(Report.id).where(Report.job_id == context.job_id)) is not None:
+            return None
+        version = session.scalar(select(Version).where(Version.batch_id == context.batch.id))
+    if version is None or not context.batch.subjects:
+        return None
+    return Report(
+        id=new_id(),
+        kind=ReportKind.MEMBERSHIP,
+        model_id=context.model.id,
+        certificate_id=version.certificate_id,
+        version=version.number,
+        job_id=context.job_id,
+        created_at=now(),
+    )
+
+
+def _measured(context: Context, report: Report) -> dict[str, Any]:
+    with context.services.database.reading() as session:
+        footing = footing_of(session, context.model.id)
+    with working_folder(context.services.settings, context.token) as scratch:
+        job = ReportJob(context, report, footing, scratch)
+        forget = _forget(job)
+        unseen = job.objective(PartRole.HOLDOUT)
+        if not isinstance(unseen, LinearObjective):
+            raise CannotContinue(f"a model of the family {context.manifest.family} cannot be tested here")
+        solution = job.retrain(job.objective(PartRole.TRAIN), context.manifest.policy.target_distance)
+        try:
+            found = membership_report(
+                forget,
+                unseen,
+                unlearned=unseen.flatten(job.published()),
+                retrained=solution.w,
+                classifier=family_of(context.manifest).classes(context.manifest) is not None,
+            )
+        except ValueError as problem:  # too few rows, or no class in common
+            raise CannotContinue(str(problem)) from None
+        finally:
+            solution.w.zero_()
+    return {name: _plain(figures) for name, figures in asdict(found).items()}
+
+
+def _forget(job: ReportJob) -> LinearObjective:
+    """The erased rows: those of the batch's subjects in the parts that this batch has replaced."""
+    context = job.context
+    with context.services.database.reading() as session:
+        replaced = session.scalars(
+            select(DatasetPart.path).where(
+                DatasetPart.model_id == context.model.id,
+                DatasetPart.role == PartRole.TRAIN,
+                DatasetPart.first_generation.is_not(None),
+                DatasetPart.last_generation.is_not(None),
+            )
+        ).all()
+    subjects, manifest = subjects_of(context)[0].keys(), context.manifest
+    rows = datasets.memory_map(
+        context.services.storage, replaced, manifest.width, job.scratch / "forget", subjects
+    )
+    if len(rows.labels) < SMALLEST_DESCRIBED_SET:
+        raise CannotContinue(f"fewer than {SMALLEST_DESCRIBED_SET} records: no figures are kept of so few")
+    objective = family_of(manifest).objective(manifest, ArrayRows(rows.features, rows.labels), None)
+    if not isinstance(objective, LinearObjective):
+        raise CannotContinue(f"a model of the family {manifest.family} cannot be tested here")
+    return objective
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no numbers for keys."""
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    return value
