@@ -175,8 +175,8 @@ class Dispatcher:
                 return
         with self.services.database.writing() as session:
             destroyed = receipts.destroy_salts(session, over)
-        self.services.database.forget_deleted_bytes()
-        log.info("salts destroyed", tasks=destroyed)
+        emptied = self.services.database.forget_deleted_bytes()
+        log.info("salts destroyed", tasks=destroyed, write_ahead_log_emptied=emptied)
 
     def release_lease(self) -> None:
         with self.services.database.writing() as session:

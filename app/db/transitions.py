@@ -133,10 +133,8 @@ def waiting_subjects(session: Session, model_id: UUID) -> tuple[int, datetime | 
 
 
 def has_open_batch(session: Session, model_id: UUID) -> bool:
-    return (
-        session.scalar(select(Batch.id).where(Batch.model_id == model_id, Batch.state.in_(OPEN_BATCH)))
-        is not None
-    )
+    open_batch = select(Batch.id).where(Batch.model_id == model_id, Batch.state.in_(OPEN_BATCH))
+    return session.scalar(open_batch) is not None
 
 
 def seal(session: Session, model: Model, *, because: str, now: datetime) -> Batch | None:
@@ -291,8 +289,7 @@ def _follow(session: Session, job: Job, state: BatchState, now: datetime) -> Non
 
 
 def _is_published(session: Session, job: Job) -> bool:
-    state = session.scalar(select(Batch.state).where(Batch.job_id == job.id))
-    return state == BatchState.PURGING
+    return session.scalar(select(Batch.state).where(Batch.job_id == job.id)) == BatchState.PURGING
 
 
 def _fail_batch(session: Session, job: Job) -> None:

@@ -14,7 +14,7 @@ from app.clock import now
 from app.db.tables import TaskSubject
 from app.dispatcher import Dispatcher
 from certificate.cli import run_verify
-from tests.integration.harness import MANIFEST, dataset
+from tests.integration.harness import MANIFEST, create_model, dataset
 from tests.integration.model_api import Api, Headers, work
 from tests.integration.test_canary import _database_bytes as database_bytes
 
@@ -116,6 +116,8 @@ def test_each_subject_gets_a_receipt_that_verifies_for_them_alone(
 
 
 def test_receipts_are_paged_and_filtered(ready: Api, services: Services) -> None:
+    create_model(ready.gateway, ready.headers, "other")
+    work(services)
     where = ask(ready, *(f"s{i}" for i in range(4)), "nobody")
     work(services)
     whole = get(ready, f"{where}/receipts")
@@ -126,9 +128,12 @@ def test_receipts_are_paged_and_filtered(ready: Api, services: Services) -> None
         seen += page["items"]
         cursor = page["next_cursor"]
     assert seen == whole["items"]
-    assert [item["ordinal"] for item in seen] == [0, 1, 2, 3, 4]
-    assert get(ready, f"{where}/receipts?model=toy&ordinal=3")["items"] == [seen[3]]
-    assert get(ready, f"{where}/receipts?model=other")["items"] == []
+    for model in ("toy", "other"):
+        mine = [item for item in seen if item["model"] == model]
+        assert [item["ordinal"] for item in mine] == [0, 1, 2, 3, 4]
+        assert get(ready, f"{where}/receipts?model={model}")["items"] == mine
+        assert get(ready, f"{where}/receipts?model={model}&ordinal=3")["items"] == [mine[3]]
+    assert get(ready, f"{where}/receipts?model=third")["items"] == []
     get(ready, f"{where}/receipts?cursor=x", 422)
     get(ready, "/v1/erasures/01890000-0000-7000-8000-000000000000/receipts", 404)
 
