@@ -6,6 +6,7 @@ of the data and live in the evidence record.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
@@ -17,8 +18,22 @@ Assurance = Literal["proved", "conditional", "heuristic", "as-published"]
 Rule = Literal["B1", "B2", "retrain", "tr-paper", "guo2020", "zhang2024"]
 Inequality = Literal["distance <= target", "rounding / lambda < target", "mu0 > 0", "h < 1/2", "sum p_j <= p"]
 
-# Below this many records a histogram is a person's label.
+# Fewer people, fewer records or a smaller cell, and a histogram is a person's label.
 SMALLEST_DESCRIBED_SET = 20
+SMALLEST_DESCRIBED_CELL = 5
+
+
+def describable(subjects: int, records: int, histogram: Mapping[str, int]) -> bool:
+    """Whether the classes of an erased set may be published: many people, many records, no small cell.
+
+    >>> describable(20, 40, {"0": 35, "1": 5, "2": 0})
+    True
+    >>> describable(1, 40, {"0": 40}), describable(20, 40, {"0": 36, "1": 4})
+    (False, False)
+    """
+    cells = [count for count in histogram.values() if count != 0]
+    enough = subjects >= SMALLEST_DESCRIBED_SET and records >= SMALLEST_DESCRIBED_SET
+    return enough and bool(cells) and min(cells) >= SMALLEST_DESCRIBED_CELL
 
 
 class Parent(Record):
