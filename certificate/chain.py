@@ -24,7 +24,7 @@ class Link:
     """What a release contributes to the sum, and how it is tied to the one before."""
 
     digest: str
-    model: str
+    model_id: str
     mechanism: Mechanism
     release_shift: float
     failure_probability: float
@@ -39,7 +39,7 @@ class Link:
         predicate = statement.predicate
         return cls(
             digest=digest,
-            model=predicate.model,
+            model_id=predicate.model_id,
             mechanism=predicate.mechanism,
             release_shift=release_shift(predicate),
             failure_probability=predicate.bound.failure_probability,
@@ -55,7 +55,7 @@ class Link:
         lifetime = summary.lifetime
         return cls(
             digest=summary.digest,
-            model=summary.model,
+            model_id=summary.model_id,
             mechanism=summary.mechanism,
             release_shift=lifetime.release_shift,
             failure_probability=summary.failure_probability,

@@ -94,7 +94,7 @@ def _check_links(links: Sequence[Link]) -> None:
             raise ChainBroken(f"link {newer.index} does not name link {older.index} as its predecessor")
         if newer.index != older.index + 1:
             raise ChainBroken(f"link {newer.index} follows link {older.index}: a link is missing")
-        if newer.model != older.model:
+        if newer.model_id != older.model_id:
             raise ChainBroken(f"link {older.index} is of another model")
     if links[0].index != 0 and since_last_retrain(links)[0].mechanism != "retrain":
         raise ChainBroken("the pack's chain begins after releases that count; earlier links are missing")

@@ -13,7 +13,7 @@ from certificate.evidence import EvidenceRecord
 from certificate.keys import KeySet
 from certificate.predicate import Lifetime, Mechanism
 from certificate.receipt import Receipt
-from certificate.records import Count, Probability, Record, Sha256, Text
+from certificate.records import Count, Probability, Record, Sha256, Uuid7
 
 Base64 = Annotated[str, Field(max_length=2**24)]
 
@@ -22,7 +22,7 @@ class LinkSummary(Record):
     """A predecessor by digest and lifetime alone, where its envelope is not at hand."""
 
     digest: Sha256
-    model: Text
+    model_id: Uuid7
     mechanism: Mechanism
     failure_probability: Probability
     lifetime: Lifetime

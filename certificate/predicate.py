@@ -180,8 +180,11 @@ class Runtime(Record):
 
 
 class Predicate(Record):
+    """`model_id` says whose model it is: names repeat among the tenants of one log, ids do not."""
+
     certificate_id: Uuid7
     model: Text
+    model_id: Uuid7
     version: Annotated[int, Field(ge=1, lt=2**53)]
     parent: Parent
     mechanism: Mechanism

@@ -16,7 +16,7 @@ from certificate.errors import ReceiptInvalid, UnusableInput, VerificationError
 from certificate.keys import KeySet, Signer
 from certificate.merkle import verify_inclusion
 from certificate.predicate import DeletionSet
-from certificate.records import Count, Record, Salt, Sha256, Text, read_object
+from certificate.records import Count, Record, Salt, Sha256, Text, Uuid7, read_object
 
 NO_DATA_PAYLOAD = "application/vnd.lethe.no-data-held+json"
 
@@ -39,6 +39,7 @@ class NoDataHeld(Record):
     format: Literal["urn:lethe:no-data-held:v1"] = "urn:lethe:no-data-held:v1"
     request_id: Text
     model: Text
+    model_id: Uuid7
     salt: Salt
     commitment: Sha256
     log_size: Count
@@ -92,6 +93,7 @@ def issue_no_data_held(
     request_id: str,
     subject_id: str,
     model: str,
+    model_id: str,
     log_size: int,
     issued_at: AwareDatetime,
     signer: Signer,
@@ -101,6 +103,7 @@ def issue_no_data_held(
     receipt = NoDataHeld(
         request_id=request_id,
         model=model,
+        model_id=model_id,
         salt=entry.salt,
         commitment=entry.commitment,
         log_size=log_size,

@@ -168,7 +168,7 @@ def _check_statement(envelope: Envelope | None) -> tuple[Statement | None, Line]
     def check() -> str:
         parsed.append(parse(envelope.payload))
         predicate = parsed[0].predicate
-        model = printable(predicate.model)
+        model = f"{printable(predicate.model)} ({predicate.model_id})"
         return f"certificate {predicate.certificate_id}, {model} version {predicate.version}"
 
     line = _line(StatementUnreadable, check)
@@ -197,7 +197,7 @@ def _check_receipt(case: Case, receipt: Receipt | bytes, envelope: Envelope, sta
     opened = "opened with the subject given" if case.subject is not None else "not opened: no subject given"
     if isinstance(receipt, bytes):
         held = verify_no_data_held(receipt, case.keys, subject_id=case.subject)
-        if held.model != statement.predicate.model:
+        if held.model_id != statement.predicate.model_id:
             raise ReceiptInvalid("the receipt is about another model")
         return f"signed: no data held for request {printable(held.request_id)}; commitment {opened}"
     verify_receipt(

@@ -36,6 +36,7 @@ def main() -> None:
         request_id="request-1",
         subject_id="subject-0",
         model=issuer.model,
+        model_id=issuer.model_id,
         log_size=6,
         issued_at=datetime(2025, 1, 2, tzinfo=UTC),
         signer=key,

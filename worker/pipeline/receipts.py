@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.clock import now
 from app.db.states import SubjectOutcome
-from app.db.tables import TaskSubject
+from app.db.tables import Model, TaskSubject
 from certificate.keys import Signer
 from certificate.receipt import issue_no_data_held
 from worker.pipeline import log
@@ -22,7 +22,7 @@ _AT_ONCE = 500  # a transaction's share: the log's head is locked meanwhile
 
 def sign_no_data(context: Context) -> None:
     """For every subject of the batch without rows that has none yet: a repeated attempt goes on."""
-    signer, model = load_signer(context.services.settings), context.model.name
+    signer, model = load_signer(context.services.settings), context.model
     asked = [(place, subject) for subject, places in subjects_of(context)[0].items() for place in places]
     for start in range(0, len(asked), _AT_ONCE):
         with context.writing() as session:
@@ -33,7 +33,7 @@ def sign_no_data(context: Context) -> None:
 
 
 def _signed(
-    session: Session, row: TaskSubject, erasure_id: UUID, subject: str, model: str, signer: Signer
+    session: Session, row: TaskSubject, erasure_id: UUID, subject: str, model: Model, signer: Signer
 ) -> bytes:
     """Dated by the log's size, under the lock on its head: the key is then known to be valid there."""
     head = log.lock(session)
@@ -42,7 +42,8 @@ def _signed(
     return issue_no_data_held(
         request_id=str(erasure_id),
         subject_id=subject,
-        model=model,
+        model=model.name,
+        model_id=str(model.id),
         log_size=head.size,
         issued_at=now(),
         signer=signer,

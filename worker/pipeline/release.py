@@ -69,6 +69,7 @@ def write_draft(
     said = Predicate(
         certificate_id=str(certificate_id),
         model=context.model.name,
+        model_id=str(context.model.id),
         version=version,
         parent=predicate.Parent(version=parent.number, checkpoint_sha256=parent.sha256),
         mechanism=solved.mechanism,

@@ -102,10 +102,15 @@ class Issuer:
     """One model's chain in one log. `noise` before any certificate are other leaves of the log."""
 
     def __init__(
-        self, key: SigningKey | None = None, *, strangers: int = 3, model: str = "credit-scoring"
+        self,
+        key: SigningKey | None = None,
+        *,
+        strangers: int = 3,
+        model: str = "credit-scoring",
+        model_id: str = uuid7(9),
     ) -> None:
         self.key = key or SigningKey.generate()
-        self.model = model
+        self.model, self.model_id = model, model_id
         self.log = MemoryTree([leaf_hash(bytes([k]) * 32) for k in range(strangers)])
         self.keys = KeySet(keys=(PublicKey.of(self.key),))
         self.chain: list[Issued] = []
@@ -123,6 +128,7 @@ class Issuer:
         return Predicate(
             certificate_id=evidence.certificate_id,
             model=self.model,
+            model_id=self.model_id,
             version=self.published[0] + 1,
             parent=Parent(version=self.published[0], checkpoint_sha256=self.published[1]),
             mechanism=mechanism,

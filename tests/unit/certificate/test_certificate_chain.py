@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from certificate_cases import Issuer
+from certificate_evidence_cases import uuid7
 from certificate_reports import KEY, refused, report_on, resigned
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -122,7 +123,7 @@ def test_links_must_count_up_by_one_and_be_of_one_model():
     refused(report_on(resigned("tr-proved", lifetime={"index": 5})), 6, "a link is missing")
     issuer = Issuer(KEY)
     issuer.issue()
-    issuer.issue(edit={"model": "another-model"}, model=b"a file without a header")
+    issuer.issue(edit={"model_id": uuid7(8)}, model=b"a file without a header")
     refused(report_on(issuer), 6, "another model")
 
 
@@ -138,7 +139,7 @@ def test_summaries_stand_in_for_envelopes_and_are_said_to(chain):
     links: list[Any] = list(last.earlier)
     first = chain.chain[0]
     links[0] = LinkSummary(
-        digest=first.envelope.digest, model=chain.model, mechanism="tr", failure_probability=0.0,
+        digest=first.envelope.digest, model_id=chain.model_id, mechanism="tr", failure_probability=0.0,
         lifetime=first.statement.predicate.lifetime,
     )  # fmt: skip
     report = verify(chain.pack(predecessors=links), model=last.model)

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 from certificate_cases import Issuer
+from certificate_evidence_cases import uuid7
+from certificate_reports import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +23,7 @@ from certificate.receipt import (
     verify_no_data_held,
     verify_receipt,
 )
+from certificate.verify import verify
 
 ISSUER = Issuer()
 ISSUED = ISSUER.issue()
@@ -29,6 +32,7 @@ NO_DATA = issue_no_data_held(
     request_id="r-1",
     subject_id="nobody@example.org",
     model=ISSUER.model,
+    model_id=ISSUER.model_id,
     log_size=4,
     issued_at=datetime(2025, 1, 1, tzinfo=UTC),
     signer=ISSUER.key,
@@ -91,7 +95,12 @@ def test_request_and_subject_cannot_be_shifted_into_each_other():
 def test_no_data_held_is_signed_and_opens_with_the_identifier():
     assert is_no_data_held(NO_DATA.raw)
     held = verify_no_data_held(NO_DATA.raw, ISSUER.keys, subject_id="nobody@example.org")
-    assert (held.request_id, held.model, held.log_size) == ("r-1", ISSUER.model, 4)
+    assert (held.request_id, held.model, held.model_id, held.log_size) == (
+        "r-1",
+        ISSUER.model,
+        ISSUER.model_id,
+        4,
+    )
     with pytest.raises(ReceiptInvalid, match="not about this subject"):
         verify_no_data_held(NO_DATA.raw, ISSUER.keys, subject_id="other")
     assert b"nobody" not in NO_DATA.payload
@@ -117,3 +126,11 @@ def test_a_certificate_is_not_a_receipt():
     with pytest.raises(ReceiptInvalid):
         verify_no_data_held(ISSUED.envelope.raw, ISSUER.keys)
     assert not is_no_data_held(json.dumps({"payloadType": "other"}).encode())
+
+
+def test_no_data_held_about_a_namesake_of_another_owner_is_refused():
+    issuer = Issuer(ISSUER.key, model_id=uuid7(8))
+    issued = issuer.issue()
+    assert issued.statement.predicate.model == ISSUER.model
+    refused(verify(issuer.pack(), model=issued.model, receipt=NO_DATA.raw), 9, "another model")
+    assert verify(ISSUER.pack(), model=ISSUED.model, receipt=NO_DATA.raw).verified
