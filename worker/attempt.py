@@ -60,7 +60,11 @@ def _work_or_report(services: Services, kind: JobKind, job_id: UUID, token: UUID
 
 def _work(services: Services, kind: JobKind, job_id: UUID, token: UUID) -> None:
     # Imported only now: torch takes seconds, and the job is claimed and beating already.
+    import torch
+
     from worker.pipeline import run
+
+    torch.use_deterministic_algorithms(True)
 
     run.JOBS[kind](services, job_id, token)
 

@@ -95,3 +95,4 @@ class HeldReason(StrEnum):
     NOT_CERTIFIABLE = "not_certifiable"
     BUDGET = "budget"
     QUALITY_GATE = "quality_gate"
+    UNPUBLISHED = "unpublished"  # a draw was made and could not be published; it waits, and is never redrawn

@@ -107,7 +107,9 @@ def attempt_failed(
         _follow(session, job, BatchState.SEALED, now)
         return
     job.state, job.finished_at = JobState.FAILED, now
-    if job.kind == JobKind.REGISTER:
+    if _holds_draw(session, job):
+        _hold_unpublished(session, job, now)
+    elif job.kind == JobKind.REGISTER:
         reject_model(session, session.get_one(Model, job.model_id), [f"validation failed: {job.error}"])
     elif job.kind in BATCH_JOBS:  # a report is as far as its job: there is nothing to tell it
         _fail_batch(session, job)
@@ -240,7 +242,9 @@ def refuse_append(session: Session, batch: Batch, detail: str, now: datetime) ->
 
 
 def complete_batch(session: Session, batch: Batch, now: datetime) -> None:
-    batch.state, batch.completed_at, batch.step = BatchState.COMPLETED, now, None
+    batch.state, batch.completed_at, batch.step, batch.progress = BatchState.COMPLETED, now, None, None
+    # How the solve went is a function of the data, and of no use any more.
+    session.execute(delete(BatchEvent).where(BatchEvent.batch_id == batch.id, BatchEvent.kind == "progress"))
     ended = {"state": TaskState.COMPLETED, "completed_at": now, "receipts_until": receipts.until(batch, now)}
     session.execute(update(Task).where(Task.batch_id == batch.id).values(ended))
     add_event(session, batch.id, "completed", {}, now)
@@ -290,6 +294,18 @@ def _follow(session: Session, job: Job, state: BatchState, now: datetime) -> Non
 
 def _is_published(session: Session, job: Job) -> bool:
     return session.scalar(select(Batch.state).where(Batch.job_id == job.id)) == BatchState.PURGING
+
+
+def _holds_draw(session: Session, job: Job) -> bool:
+    query = select(HeldDraw.batch_id).join(Batch, Batch.id == HeldDraw.batch_id).where(Batch.job_id == job.id)
+    return session.scalar(query) is not None
+
+
+def _hold_unpublished(session: Session, job: Job, now: datetime) -> None:
+    """A draw that exists counts, whatever went wrong after it: its owner publishes or discards it."""
+    batch = session.scalars(select(Batch).where(Batch.job_id == job.id)).one()
+    session.execute(update(HeldDraw).where(HeldDraw.batch_id == batch.id).values(decision=None))
+    hold_batch(session, batch, HeldReason.UNPUBLISHED, job.error or "", now)
 
 
 def _fail_batch(session: Session, job: Job) -> None:

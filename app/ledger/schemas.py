@@ -11,6 +11,7 @@ class LedgerEntry(BaseModel):
     version: int
     mechanism: str
     shift: float = Field(description="s = Δ*/σ of this release; 0 for a retraining.")
+    delta: float = Field(description="δ at which this entry's ε are stated.")
     running_shift: float = Field(description="√Σs² since the last retraining.")
     running_epsilon: float | None = Field(description="ε of that sum at δ; null when an estimate is in it.")
     subjects_shift: float = Field(description="√Σs² of the releases that concern those erased here.")

@@ -13,7 +13,7 @@ from app.db.manifest import Manifest
 from app.db.tables import Certificate, Model
 from app.ledger.schemas import Ledger, LedgerEntry
 from certificate import envelope, privacy, statement
-from certificate.chain import Link, RunningSum, running_sum, total_epsilon
+from certificate.chain import Link, RunningSum, running_sum, total_epsilon, weakest
 from certificate.statement import Statement
 
 NOTHING = RunningSum(0.0, 0.0, "proved")
@@ -40,7 +40,7 @@ def ledger(session: Session, model: Model) -> Ledger:
             shift=policy.target_distance / policy.sigma,
             cap=privacy.shift_for(epsilon=policy.lifetime_epsilon, delta=policy.delta),
         ),
-        entries=[_entry(said, links, place, policy.delta) for place, said in enumerate(statements)],
+        entries=[_entry(said, links, place) for place, said in enumerate(statements)],
     )
 
 
@@ -55,19 +55,35 @@ def releases_left(running: float, *, shift: float, cap: float) -> int:
 
 
 def subjects_links(links: Sequence[Link], place: int) -> Sequence[Link]:
-    """The releases that concern the subjects of the release at `place`."""
+    """The releases that concern the subjects of the release at `place`.
+
+    Draws discarded right before it were made on the same rows, for the same subjects.
+    """
     later = (i for i in range(place + 1, len(links)) if links[i].mechanism == "retrain")
-    return links[place : next(later, len(links))]
+    first = place
+    while first > 0 and links[first - 1].mechanism == "discarded":
+        first -= 1
+    return links[first : next(later, len(links))]
 
 
-def _entry(said: Statement, links: Sequence[Link], place: int, delta: float) -> LedgerEntry:
+def _sum(links: Sequence[Link]) -> RunningSum:
+    """Of just these, a retraining among them or not: it resets what is spent from then on, not what was."""
+    return RunningSum(
+        privacy.compose(link.release_shift for link in links),
+        sum(link.failure_probability for link in links),
+        weakest(link.assurance for link in links),
+    )
+
+
+def _entry(said: Statement, links: Sequence[Link], place: int) -> LedgerEntry:
     predicate = said.predicate
-    concerned = running_sum(subjects_links(links, place))
+    concerned, delta = _sum(subjects_links(links, place)), predicate.lifetime.delta
     return LedgerEntry(
         certificate_id=predicate.certificate_id,
         version=predicate.version,
         mechanism=predicate.mechanism,
         shift=predicate.lifetime.release_shift,
+        delta=predicate.lifetime.delta,
         running_shift=predicate.lifetime.running_shift,
         running_epsilon=predicate.lifetime.epsilon_total,
         subjects_shift=concerned.shift,

@@ -5,10 +5,19 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import select
 
 from app.bootstrap import Services
+from app.clock import new_id, now
+from app.db import transitions
+from app.db.states import JobKind, JobState
+from app.db.tables import Job
 from certificate.cli import run_verify
+from tests.integration.harness import dataset
 from tests.integration.model_api import Api, Headers, registered, work
+from worker.engine import noise
+from worker.pipeline import run
+from worker.pipeline.context import Context
 
 STRICT = {"quality_gate": {"max_f1_drop": 0.0, "max_loss_rise": 0.0}}
 
@@ -86,6 +95,7 @@ def test_discarding_destroys_the_draw_and_counts_it(api: Api, services: Services
     ledger = ready.call("GET", "/toy/ledger")
     assert [entry["mechanism"] for entry in ledger["entries"]] == ["discarded", "tr"]
     assert ledger["running_epsilon"] > 1.2
+    assert ledger["entries"][1]["subjects_epsilon"] == pytest.approx(ledger["running_epsilon"])
     download = api.gateway.get("/v1/models/toy/versions/1/checkpoint", headers=api.headers).content
     assert _verifies(ready, shown["certificate_id"], download, tmp_path) == 0
 
@@ -114,6 +124,106 @@ def test_a_spent_budget_holds_the_batch_until_it_may_retrain(
     assert [round(entry["subjects_epsilon"], 6) for entry in ledger["entries"]] == [1.0, 0.0]
     download = api.gateway.get("/v1/models/toy/versions/2/checkpoint", headers=api.headers).content
     assert _verifies(ready, shown["certificate_id"], download, tmp_path) == 0
+
+
+def test_a_draw_that_was_looked_at_is_never_drawn_again(
+    api: Api, services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt that dies between looking and publishing leaves its draw to the next one."""
+    ready = registered(api, services)
+    ready.erase("s1", "s2")
+    draws: list[int] = []
+    real_draw, real_publish = noise.draw, run.publish
+
+    def counted(count: int) -> Any:
+        draws.append(count)
+        return real_draw(count)
+
+    def dying(*_: Any) -> None:
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(noise, "draw", counted)
+    monkeypatch.setattr(run, "publish", dying)
+    with pytest.raises(RuntimeError, match="killed"):
+        work(services)
+    kept = {path: b"".join(services.storage.read(path)) for path in _draw(services)}
+    _give_up(services, max_attempts=5)
+    monkeypatch.setattr(run, "publish", real_publish)
+    work(services)
+
+    (batch,) = _get(ready, "/v1/batches")["items"]
+    assert (batch["state"], len(draws)) == ("completed", 1)
+    download = api.gateway.get("/v1/models/toy/versions/1/checkpoint", headers=api.headers).content
+    assert download in kept.values()
+    assert _verifies(ready, batch["certificate_id"], download, tmp_path) == 0
+
+
+def test_a_draw_that_cannot_be_published_waits_for_its_owner(
+    api: Api, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = registered(api, services)
+    ready.erase("s1", "s2")
+    real_publish = run.publish
+
+    def dying(*_: Any) -> None:
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(run, "publish", dying)
+    with pytest.raises(RuntimeError):
+        work(services)
+    _give_up(services, max_attempts=1)
+    monkeypatch.setattr(run, "publish", real_publish)
+    (batch,) = _get(ready, "/v1/batches")["items"]
+    assert (batch["state"], batch["held_reason"]) == ("held", "unpublished")
+    _post(ready, f"/v1/batches/{batch['id']}/discard")
+    work(services)
+    assert [e["mechanism"] for e in ready.call("GET", "/toy/ledger")["entries"]] == ["discarded"]
+
+
+def _give_up(services: Services, *, max_attempts: int) -> None:
+    with services.database.writing() as session:
+        job = session.scalars(select(Job).where(Job.state == JobState.RUNNING)).one()
+        transitions.attempt_failed(
+            session, job, error="killed", now=now(), max_attempts=max_attempts, backoff=0.0
+        )
+
+
+def test_a_retraining_is_never_gated(api: Api, services: Services) -> None:
+    """It is a function of the retained rows alone; comparing it with the version before would end that."""
+    ready = registered(api, services)
+    strict = STRICT | {"target_distance": 1.0, "method": "retrain"}
+    ready.call("PATCH", "/toy", 200, json={"policy": strict})
+    ready.erase("s1", "s2")
+    work(services)
+    (batch,) = _get(ready, "/v1/batches")["items"]
+    assert batch["state"] == "completed"
+
+
+def test_parts_keep_their_order_when_they_are_rewritten(api: Api, services: Services) -> None:
+    """What is retrained must not depend on who was erased: the rows stand where they stood."""
+    api.create()
+    for number in range(3):
+        api.put(f"dataset/part{number}", dataset(rows=30, seed=number))
+    api.call("POST", "/toy/validate", 202)
+    work(services)
+    api.erase("s1", "s2")
+    work(services)
+    with services.database.reading() as session:
+        job = session.scalars(select(Job).where(Job.kind == JobKind.UNLEARN)).one()
+    context = Context.load(services, job.id, new_id())
+    assert [part.name for part in context.parts()] == ["part0", "part1", "part2"]
+
+
+def test_a_trace_with_hidden_drops_is_evidence_all_the_same(api: Api, services: Services) -> None:
+    """Near the end ρ is not a number: rounding hides the drop it divides."""
+    ready = registered(api, services)
+    ready.call("PATCH", "/toy", 200, json={"policy": {"target_distance": 1e-10}})
+    ready.erase("s1", "s2")
+    work(services)
+    (batch,) = _get(ready, "/v1/batches")["items"]
+    assert batch["state"] == "completed", batch["error"]
+    where = f"/v1/certificates/{batch['certificate_id']}/evidence"
+    assert any(step["ratio"] is None for step in _get(ready, where)["trace"])
 
 
 def _verifies(api: Api, certificate_id: str, model: bytes, folder: Path) -> int:

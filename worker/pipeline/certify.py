@@ -1,5 +1,6 @@
 """Stage 3, certify: is Δ ≤ Δ*, and does the model's lifetime have room? Outcomes are values."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -76,7 +77,10 @@ def distance_refusal(context: Context, solution: Solution) -> Refusal | None:
     target = context.manifest.policy.target_distance
     if solution.outcome == Outcome.CERTIFIED and solution.distance <= target:
         return None
-    detail = f"{solution.outcome}: certified distance {solution.distance:.3g}, target {target:.3g}"
+    # By which power of ten, not by how much: a policy must not be fitted to what the data gave.
+    excess = solution.distance / target
+    far = f"within a factor of 1e{math.ceil(math.log10(excess))}" if 1 < excess < math.inf else "not"
+    detail = f"{solution.outcome}: the target distance was {far} reached"
     return Refusal(HeldReason.NOT_CERTIFIABLE, detail)
 
 

@@ -75,7 +75,7 @@ class Context:
                 session.scalars(
                     select(DatasetPart)
                     .where(DatasetPart.model_id == self.model.id, DatasetPart.last_generation.is_(None))
-                    .order_by(DatasetPart.id)
+                    .order_by(DatasetPart.name, DatasetPart.id)  # a rewritten part keeps its place
                 )
             )
 

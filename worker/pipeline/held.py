@@ -22,14 +22,20 @@ from worker.pipeline.resolve import RewrittenPart, Swap
 
 
 def keep(session: Session, batch_id: UUID, draft: Draft, swap: Swap) -> None:
+    """From here on the draw counts: whoever comes after a crash goes on with it, and never draws again."""
     document = {
         "release": _plain(asdict(draft), {"payload", "evidence"}),
         "swap": _plain(asdict(swap), set()),
     }
-    session.add(HeldDraw(batch_id=batch_id, draft=document, payload=draft.payload, evidence=draft.evidence))
+    session.merge(
+        HeldDraw(
+            batch_id=batch_id, draft=document, payload=draft.payload, evidence=draft.evidence, decision=None
+        )
+    )
 
 
-def decided(context: Context) -> HeldDraw | None:
+def made_before(context: Context) -> HeldDraw | None:
+    """The draw that a decision, or an attempt that died, has left to be dealt with."""
     assert context.batch is not None
     with context.services.database.reading() as session:
         return session.get(HeldDraw, context.batch.id)
@@ -37,7 +43,7 @@ def decided(context: Context) -> HeldDraw | None:
 
 def carry_out(context: Context, held: HeldDraw, signer: Signer) -> bool:
     """True when the draw is published and the purge is left to do."""
-    draft, swap = _restore(held)
+    draft, swap = restore(held)
     if held.decision == Decision.APPROVE:
         publish(context, swap, draft, signer)
         return True
@@ -62,7 +68,7 @@ def _discard(context: Context, draft: Draft, signer: Signer) -> None:
         transitions.finish_job(session, context.job_id, context.token, now())
 
 
-def _restore(held: HeldDraw) -> tuple[Draft, Swap]:
+def restore(held: HeldDraw) -> tuple[Draft, Swap]:
     release, swap = dict(held.draft["release"]), held.draft["swap"]
     draft = Draft(
         **release
@@ -78,7 +84,9 @@ def _restore(held: HeldDraw) -> tuple[Draft, Swap]:
         RewrittenPart(UUID(part["replaces"]), Stored(**part["stored"]), part["rows"])
         for part in swap["rewritten"]
     )
-    return draft, Swap(rewritten, tuple(UUID(part) for part in swap["emptied"]))
+    joined = tuple((UUID(part), rows) for part, rows in swap["joined"])
+    emptied = tuple(UUID(part) for part in swap["emptied"])
+    return draft, Swap(rewritten, emptied, appends=swap["appends"], joined=joined)
 
 
 def _plain(value: Any, without: set[str]) -> Any:

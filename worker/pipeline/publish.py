@@ -85,7 +85,9 @@ def swap_parts(session: Session, model: Model, swap: Swap) -> None:
     """Untouched parts simply live on; a replaced part ended with the generation before."""
     ended = max(model.generation - 1, 0)
     for new in swap.rewritten:
-        replaced = session.get_one(DatasetPart, new.replaces)
+        replaced = session.get(DatasetPart, new.replaces)
+        if replaced is None:  # a staged part, sent anew while a draw was held: the purge looks at what came
+            continue
         replaced.last_generation = ended
         stays_staged = replaced.first_generation is None and not swap.appends
         session.add(
@@ -101,7 +103,8 @@ def swap_parts(session: Session, model: Model, swap: Swap) -> None:
             )
         )
     for part_id in swap.emptied:
-        session.get_one(DatasetPart, part_id).last_generation = ended
+        if (part := session.get(DatasetPart, part_id)) is not None:
+            part.last_generation = ended
     for part_id, rows in swap.joined:
-        part = session.get_one(DatasetPart, part_id)
-        part.first_generation, part.rows = model.generation, rows
+        joining = session.get_one(DatasetPart, part_id)
+        joining.first_generation, joining.rows = model.generation, rows

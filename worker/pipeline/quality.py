@@ -12,22 +12,36 @@ from app.db.states import HeldReason, PartRole
 from certificate.evidence import Utility
 from worker.engine.linear import LinearObjective
 from worker.evaluation.utility import classification, regression
+from worker.loading import checkpoints
 from worker.pipeline.certify import Refusal
 from worker.pipeline.context import Context
+from worker.pipeline.release import Draft
+from worker.pipeline.resolve import Swap
 from worker.pipeline.solve import objective_on, published_weights
 
 
-def measure(context: Context, released: Tensor, scratch: Path) -> Utility | None:
-    """None without a holdout, and for families that have no loss of their own to show."""
-    holdout = tuple(part.path for part in context.parts(PartRole.HOLDOUT))
+def measure(context: Context, draft: Draft, swap: Swap, scratch: Path) -> Utility | None:
+    """None without a holdout, and for families that have no loss of their own to show.
+
+    The holdout is the one that will be there afterwards: those erased are not consulted.
+    """
+    holdout = _holdout_after(context, swap)
     if not holdout:
         return None
     objective = objective_on(context, holdout, scratch / "holdout")
     if not isinstance(objective, LinearObjective):
         return None
+    tensors = checkpoints.read(context.services.storage, draft.stored.path, sha256=draft.stored.sha256)
+    released = objective.flatten(tensors)
     before = _score(context, objective, published_weights(context, objective))
     after = _score(context, objective, released)
     return Utility(f1_before=before[0], f1_after=after[0], loss_before=before[1], loss_after=after[1])
+
+
+def _holdout_after(context: Context, swap: Swap) -> tuple[str, ...]:
+    rewritten = {part.replaces: part.stored.path for part in swap.rewritten}
+    parts = (part for part in context.parts(PartRole.HOLDOUT) if part.id not in swap.emptied)
+    return tuple(rewritten.get(part.id, part.path) for part in parts)
 
 
 def _score(context: Context, objective: LinearObjective, w: Tensor) -> tuple[float | None, float]:
@@ -38,9 +52,11 @@ def _score(context: Context, objective: LinearObjective, w: Tensor) -> tuple[flo
     return 100 * found.micro_f1, found.loss
 
 
-def gate_refusal(context: Context, utility: Utility | None) -> Refusal | None:
+def gate_refusal(context: Context, draft: Draft, utility: Utility | None) -> Refusal | None:
+    """Never for a retraining: it is a function of the retained rows alone, and must not become one of a
+    comparison with the version before; nor for rows that join, which no person waits for."""
     gate = context.manifest.policy.quality_gate
-    if gate is None or utility is None:
+    if gate is None or utility is None or draft.mechanism == "retrain":
         return None
     worse = [
         _worse("F1 falls", utility.f1_before, utility.f1_after, gate.max_f1_drop),
@@ -53,4 +69,4 @@ def gate_refusal(context: Context, utility: Utility | None) -> Refusal | None:
 def _worse(what: str, high: float | None, low: float | None, limit: float | None) -> str | None:
     if high is None or low is None or limit is None or high - low <= limit:
         return None
-    return f"{what} by {high - low:.4g} on the holdout, the policy allows {limit:.4g}"
+    return f"{what} by {high - low:.2g} on the holdout, the policy allows {limit:.4g}"

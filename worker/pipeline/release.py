@@ -1,6 +1,7 @@
 """Stage 4, release: one draw of noise, the checkpoint, the evidence, and the statement to be signed."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import torch
@@ -16,7 +17,7 @@ from certificate.commitment import commit_retained, deletion_root
 from certificate.evidence import EvidenceRecord, Shift, TraceStep, Utility, commit
 from certificate.predicate import SMALLEST_DESCRIBED_SET, Lifetime, Predicate, Rule
 from certificate.records import new_salt
-from certificate.statement import serialise, statement_for
+from certificate.statement import parse, serialise, statement_for
 from worker.engine import noise
 from worker.engine.trust_region import Solution
 from worker.loading import checkpoints
@@ -53,18 +54,19 @@ def write_draft(
     resolved: Resolved,
     solved: Solved,
     lifetime: Lifetime,
-    released: Tensor,
-    utility: Utility | None,
 ) -> Draft:
+    """Everything that can fail without the draw comes before it; the draw is made and written in one go."""
     parent = context.current_version()
     certificate_id, version = new_id(), parent.number + 1
+    evidence = _evidence(certificate_id, resolved, solved)
+    objective, deletion_set = _objective(context, resolved), _deletion_set(resolved)
+    released = noised(solved.solution.w, context.manifest.policy.sigma)
     stored = checkpoints.write(
         context.services.storage,
         context.path("model.safetensors"),
         solved.objective.unflatten(released),
         header_metadata(certificate_id=str(certificate_id), model=context.model.name, version=version),
     )
-    evidence = _evidence(certificate_id, resolved, solved, utility)
     file_name = f"{context.model.name}-v{version}.safetensors"
     said = Predicate(
         certificate_id=str(certificate_id),
@@ -73,8 +75,8 @@ def write_draft(
         version=version,
         parent=predicate.Parent(version=parent.number, checkpoint_sha256=parent.sha256),
         mechanism=solved.mechanism,
-        objective=_objective(context, resolved),
-        deletion_set=_deletion_set(resolved),
+        objective=objective,
+        deletion_set=deletion_set,
         guarantee=_guarantee(context, solved),
         bound=_bound(context, solved),
         noise=predicate.Noise(
@@ -156,9 +158,17 @@ def _deletion_set(resolved: Resolved) -> predicate.DeletionSet:
     )
 
 
-def _evidence(
-    certificate_id: UUID, resolved: Resolved, solved: Solved, utility: Utility | None
-) -> EvidenceRecord:
+def with_utility(draft: Draft, utility: Utility | None) -> Draft:
+    """The same draw with what it is worth in its evidence, and a statement that commits to that."""
+    evidence = EvidenceRecord.read(draft.evidence, "evidence").model_copy(update={"utility": utility})
+    statement = parse(draft.payload)
+    committed = predicate.EvidenceCommitment(commitment=commit(evidence))
+    said = statement.predicate.model_copy(update={"evidence": committed})
+    payload = serialise(statement.model_copy(update={"predicate": said}))
+    return replace(draft, payload=payload, evidence=evidence.to_bytes())
+
+
+def _evidence(certificate_id: UUID, resolved: Resolved, solved: Solved) -> EvidenceRecord:
     solution: Solution = solved.solution
     own = (
         solved.mechanism == "retrain"
@@ -173,8 +183,8 @@ def _evidence(
         trace=tuple(
             TraceStep(
                 gradient_norm=step.gradient_norm,
-                radius=step.radius,
-                ratio=step.rho,
+                radius=_finite(step.radius),
+                ratio=_finite(step.rho),
                 accepted=step.accepted,
                 passes=step.passes,
                 seconds=step.seconds,
@@ -188,14 +198,23 @@ def _evidence(
             kl_retained_original=resolved.shift.kl_retained_original,
             kl_original_retained=resolved.shift.kl_original_retained,
         ),
-        utility=utility,
+        utility=None,
         solver={"outcome": str(solution.outcome), "passes": solution.passes},
         seconds_total=solution.seconds,
         salt=new_salt(),
     )
 
 
+def _finite(value: float) -> float | None:
+    """ρ is NaN where rounding hides the drop it divides."""
+    return value if math.isfinite(value) else None
+
+
 def _runtime() -> predicate.Runtime:
     return predicate.Runtime(
-        torch=str(torch.__version__), lethe=VERSION, device="cpu", world_size=1, deterministic=True
+        torch=str(torch.__version__),
+        lethe=VERSION,
+        device="cpu",
+        world_size=1,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
     )

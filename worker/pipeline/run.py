@@ -10,6 +10,7 @@ from app.bootstrap import Services
 from app.clock import now
 from app.db import paths, transitions
 from app.db.states import BatchState, HeldReason, JobKind
+from certificate.keys import Signer
 from certificate.predicate import SMALLEST_DESCRIBED_SET
 from worker.pipeline.append import resolve_append
 from worker.pipeline.audit import audit
@@ -23,13 +24,13 @@ from worker.pipeline.certify import (
 )
 from worker.pipeline.context import CannotContinue, Context
 from worker.pipeline.evaluate import evaluate
-from worker.pipeline.held import carry_out, decided, keep
+from worker.pipeline.held import carry_out, keep, made_before, restore
 from worker.pipeline.publish import publish, publish_nothing
 from worker.pipeline.purge import purge
 from worker.pipeline.quality import gate_refusal, measure
 from worker.pipeline.register import register
-from worker.pipeline.release import noised, write_draft
-from worker.pipeline.resolve import Resolved, resolve
+from worker.pipeline.release import Draft, with_utility, write_draft
+from worker.pipeline.resolve import Resolved, Swap, resolve
 from worker.pipeline.scratch import working_folder
 from worker.pipeline.solve import Mechanism, Solved, solve
 from worker.signing import load_signer
@@ -48,41 +49,54 @@ def unlearn(services: Services, job_id: UUID, token: UUID) -> None:
 
 def _published(context: Context) -> bool:
     """False when the batch ends here: held for a decision, or its draw destroyed by one."""
-    held = decided(context)
-    if held is not None:
-        return carry_out(context, held, load_signer(context.services.settings))
+    signer, held = load_signer(context.services.settings), made_before(context)
+    if held is not None and held.decision is not None:
+        return carry_out(context, held, signer)
     with working_folder(context.services.settings, context.token) as scratch:
-        refusal = _publish_certified(context, scratch)
+        if held is not None:  # an attempt before this one died with it
+            refusal = _finish(context, *restore(held), signer, scratch)
+        else:
+            refusal = _publish_certified(context, signer, scratch)
     if refusal is not None:
         _hold(context, refusal)
     return refusal is None
 
 
-def _publish_certified(context: Context, scratch: Path) -> Refusal | None:
+def _publish_certified(context: Context, signer: Signer, scratch: Path) -> Refusal | None:
     context.step("resolve")
     resolved = resolve(context, scratch)
     if not resolved.records:
         publish_nothing(context, resolved)
         return None
     _show(context, resolved)
-    return _publish(context, resolved, scratch)
+    return _publish(context, resolved, signer, scratch)
 
 
 def append(services: Services, job_id: UUID, token: UUID) -> None:
     """New rows join the training data; the fit is released like an erasure's, with an empty deletion set."""
     context = Context.load(services, job_id, token)
     assert context.batch is not None
-    if context.batch.state != BatchState.PURGING:
-        with working_folder(services.settings, token) as scratch:
-            refusal = _publish_appended(context, scratch)
-        if refusal is not None:
-            _refuse_append(context, refusal)
-            return
+    if context.batch.state != BatchState.PURGING and not _appended(context):
+        return
     purge(context)
     log.info("appended", batch=str(context.batch.id))
 
 
-def _publish_appended(context: Context, scratch: Path) -> str | None:
+def _appended(context: Context) -> bool:
+    signer, held = load_signer(context.services.settings), made_before(context)
+    if held is not None and held.decision is not None:
+        return carry_out(context, held, signer)
+    with working_folder(context.services.settings, context.token) as scratch:
+        if held is not None:
+            _finish(context, *restore(held), signer, scratch)
+            return True
+        reason = _publish_appended(context, signer, scratch)
+    if reason is not None:
+        _refuse_append(context, reason)
+    return reason is None
+
+
+def _publish_appended(context: Context, signer: Signer, scratch: Path) -> str | None:
     context.step("resolve")
     try:
         resolved = resolve_append(context, scratch)
@@ -91,19 +105,19 @@ def _publish_appended(context: Context, scratch: Path) -> str | None:
     if not resolved.swap.joined and not resolved.swap.rewritten:  # every row was filtered
         publish_nothing(context, resolved)
         return None
-    refusal = _publish(context, resolved, scratch)
+    refusal = _publish(context, resolved, signer, scratch)
     return None if refusal is None else f"{refusal.reason}: {refusal.detail}"
 
 
-def _publish(context: Context, resolved: Resolved, scratch: Path) -> Refusal | None:
+def _publish(context: Context, resolved: Resolved, signer: Signer, scratch: Path) -> Refusal | None:
     """By the policy's method; by retraining where that is refused and the policy wants it."""
     policy = context.manifest.policy
-    refusal = _attempt(context, resolved, policy.method, scratch)
+    refusal = _attempt(context, resolved, policy.method, signer, scratch)
     if refusal is None or refusal.reason == HeldReason.QUALITY_GATE:  # a draw is never replaced by another
         return refusal
     if policy.method != "retrain" and policy.fallback == "retrain":
         log.info("falling back to retraining", reason=refusal.reason)
-        refusal = _attempt(context, resolved, "retrain", scratch)
+        refusal = _attempt(context, resolved, "retrain", signer, scratch)
     return refusal
 
 
@@ -123,7 +137,9 @@ def _show(context: Context, resolved: Resolved) -> None:
             transitions.add_event(session, batch.id, "alert", {"max_kl": limit}, now())
 
 
-def _attempt(context: Context, resolved: Resolved, mechanism: Mechanism, scratch: Path) -> Refusal | None:
+def _attempt(
+    context: Context, resolved: Resolved, mechanism: Mechanism, signer: Signer, scratch: Path
+) -> Refusal | None:
     lifetime = lifetime_after(context, mechanism, release_shift(context, mechanism))
     if refusal := budget_refusal(lifetime):
         return refusal
@@ -133,13 +149,20 @@ def _attempt(context: Context, resolved: Resolved, mechanism: Mechanism, scratch
     if refusal := distance_refusal(context, solved.solution) or noise_refusal(context, solved.solution.w):
         return refusal
     context.step("release")
-    released = noised(solved.solution.w, context.manifest.policy.sigma)
-    utility = measure(context, released, scratch)
-    draft = write_draft(context, resolved, solved, lifetime, released, utility)
-    refusal = None if resolved.swap.appends else gate_refusal(context, utility)
+    draft = write_draft(context, resolved, solved, lifetime)
+    with context.writing() as session:
+        keep(session, context.batch_in(session).id, draft, resolved.swap)
+    return _finish(context, draft, resolved.swap, signer, scratch)
+
+
+def _finish(context: Context, draft: Draft, swap: Swap, signer: Signer, scratch: Path) -> Refusal | None:
+    """Look at the draw, which is kept and counts already, and publish it or hold it."""
+    utility = measure(context, draft, swap, scratch)
+    draft = with_utility(draft, utility)
+    refusal = None if swap.appends else gate_refusal(context, draft, utility)
     if refusal is not None:
-        return replace(refusal, draw=(draft, resolved.swap))
-    publish(context, resolved.swap, draft, load_signer(context.services.settings))
+        return replace(refusal, draw=(draft, swap))
+    publish(context, swap, draft, signer)
     return None
 
 

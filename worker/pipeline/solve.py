@@ -1,5 +1,6 @@
 """Stage 2, solve: minimise f_R from the published version; from the anchor when retraining."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -59,17 +60,18 @@ def solve(context: Context, resolved: Resolved, mechanism: Mechanism, scratch: P
 
 
 def published_weights(context: Context, objective: FamilyObjective) -> Tensor:
-    tensors = checkpoints.read(context.services.storage, context.current_version().path)
+    version = context.current_version()
+    tensors = checkpoints.read(context.services.storage, version.path, sha256=version.sha256)
     checkpoints.check_shapes(tensors, family_of(context.manifest).shapes(context.manifest))
     return objective.flatten(tensors)
 
 
 def _shown(step: Step) -> dict[str, float | int | bool | None]:
-    """A live view for the model's own team; the public certificate never carries these figures."""
+    """A live view for the model's own team: two digits, gone when the batch is completed."""
     return {
         "step": step.index,
-        "gradient_norm": step.gradient_norm,
-        "distance": step.distance,
+        "gradient_norm": float(f"{step.gradient_norm:.1e}"),
+        "distance": float(f"{step.distance:.1e}") if math.isfinite(step.distance) else None,
         "products": step.products,
         "passes": round(step.passes, 3),
         "seconds": round(step.seconds, 3),
