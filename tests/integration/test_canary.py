@@ -23,7 +23,7 @@ def erased(gateway: TestClient, admin: dict[str, str], system: System, services:
     """A completed erasure of the canary; the ciphertext that stood in the database meanwhile."""
     generator = np.random.default_rng(3)
     features, labels = generator.normal(size=(60, 6)) / 4, np.arange(60) % 3
-    part = parquet([CANARY if i % 10 == 0 else f"s{i}" for i in range(60)], labels, features)
+    part = _with_traces(parquet([CANARY if i % 10 == 0 else f"s{i}" for i in range(60)], labels, features))
     gateway.post("/v1/models", json={"name": "toy", "manifest": MANIFEST}, headers=admin)
     gateway.put("/v1/models/toy/dataset/part0", content=part, headers=admin)
     gateway.post("/v1/models/toy/validate", headers=admin)
@@ -63,7 +63,20 @@ def test_nothing_of_the_person_is_left_anywhere(
     for path in services.storage.list("attempts") + services.storage.list("datasets"):
         if path.endswith(".parquet"):
             table = pq.read_table(io.BytesIO(b"".join(services.storage.read(path))))
+            assert table.column_names == ["subject_id", "label", "features"]
+            assert not table.schema.metadata
             assert CANARY not in table.column("subject_id").to_pylist()
+
+
+def _with_traces(part: bytes) -> bytes:
+    """The person beside the three columns: in a categorical one, and in the file's own metadata."""
+    table = pq.read_table(io.BytesIO(part))
+    whose = table.column("subject_id").combine_chunks().dictionary_encode()
+    table = table.append_column("whose", whose).replace_schema_metadata({"note": CANARY})
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="none")
+    assert sink.getvalue().count(CANARY.encode()) >= 3
+    return sink.getvalue()
 
 
 def _database_bytes(services: Services) -> bytes:

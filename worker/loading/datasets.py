@@ -85,7 +85,11 @@ def row_count(storage: Storage, path: str) -> int:
 
 def batches(storage: Storage, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     with storage.open(path) as file:
-        yield from pq.ParquetFile(file).iter_batches(BATCH_ROWS, columns=list(columns))
+        yield from _batches(pq.ParquetFile(file), columns)
+
+
+def _batches(source: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    yield from source.iter_batches(BATCH_ROWS, columns=list(columns))
 
 
 def holders(storage: Storage, path: str, subjects: Collection[str]) -> set[str]:
@@ -109,20 +113,45 @@ def subjects(storage: Storage, path: str) -> Iterator[str]:
 def rewrite_without(
     storage: Storage, path: str, subjects: Collection[str], target: str, scratch: Path
 ) -> Stored:
-    """Write the part's other rows under a new name; the old file stays until it is purged."""
+    """Write the part's other rows under a new name; the old file stays until it is purged.
+
+    Built anew from plain values of the three columns: another column, a dictionary that lists every value
+    there ever was, or metadata could carry the erased along.
+    """
     wanted = pa.array(sorted(subjects), pa.string())
     local = scratch / "rewritten.parquet"
-    with storage.open(path) as file:
-        source = pq.ParquetFile(file)
-        with pq.ParquetWriter(local, source.schema_arrow, compression="zstd") as writer:
-            for batch in source.iter_batches(BATCH_ROWS):
-                keep = pc.invert(pc.is_in(batch.column(SUBJECT).cast(pa.string()), value_set=wanted))
-                writer.write_batch(batch.filter(keep))
     try:
+        with storage.open(path) as file:
+            source = pq.ParquetFile(file)
+            plain = _plain_schema(source.schema_arrow)
+            with pq.ParquetWriter(local, plain, compression="zstd") as writer:
+                for batch in _batches(source, plain.names):
+                    keep = pc.invert(pc.is_in(batch.column(SUBJECT).cast(pa.string()), value_set=wanted))
+                    kept = batch.filter(keep)
+                    columns = [kept.column(field.name).cast(field.type) for field in plain]
+                    writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=plain))
         with local.open("rb") as rewritten:
             return storage.write(target, iter(lambda: rewritten.read(CHUNK), b""))
     finally:
-        local.unlink()
+        local.unlink(missing_ok=True)
+
+
+def _plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The known columns that are there, without dictionaries, metadata or names inside a list."""
+    names = [name for name in (SUBJECT, LABEL, FEATURES) if name in schema.names]
+    return pa.schema([(name, _plain(name, schema.field(name).type)) for name in names])
+
+
+def _plain(name: str, kind: pa.DataType) -> pa.DataType:
+    if name == SUBJECT:
+        return pa.string()
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if name == LABEL and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return kind
+    if name == FEATURES and pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type):
+        return pa.list_(kind.value_type, kind.list_size)
+    raise DatasetError(f"the column {name} cannot be kept as {kind}")
 
 
 def class_counts(storage: Storage, path: str, subjects: Collection[str] | None = None) -> Counter[str]:

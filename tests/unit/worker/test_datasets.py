@@ -142,6 +142,32 @@ def test_a_rewritten_part_holds_everyone_else(storage: Storage, tmp_path: Path) 
     assert list(datasets.subjects(storage, "data/new")) == ["b"]
 
 
+def test_a_rewritten_part_carries_no_dictionary_metadata_or_further_column(
+    storage: Storage, tmp_path: Path
+) -> None:
+    field = pa.field("features", GOOD["features"].type, metadata={"note": "canary"})
+    table = pa.table(
+        {
+            "subject_id": pa.array(["canary", "b", "c"]).dictionary_encode(),
+            "label": pa.array([0, 1, 1]).dictionary_encode(),
+            "features": GOOD["features"],
+            "name": pa.array(["canary", "x", "y"]).dictionary_encode(),
+        }
+    )
+    table = table.set_column(2, field, GOOD["features"]).replace_schema_metadata({"note": "canary"})
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    storage.write("data/part", [sink.getvalue()])
+    datasets.rewrite_without(storage, "data/part", ["canary"], "data/new", tmp_path)
+    written = pq.read_table(io.BytesIO(b"".join(storage.read("data/new"))))
+    assert written.schema.names == ["subject_id", "label", "features"]
+    assert written.schema.types == [pa.string(), pa.int64(), pa.list_(pa.float64(), 2)]
+    assert not written.schema.metadata
+    assert not written.schema.field("features").metadata
+    assert written.column("subject_id").to_pylist() == ["b", "c"]
+    assert b"canary" not in b"".join(storage.read("data/new"))
+
+
 def test_an_import_is_copied_or_says_why_not(storage: Storage, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
