@@ -18,7 +18,7 @@ class BatchShown(BaseModel):
     attempt: int
     waiting_for: str | None = Field(description="Why nothing happens at the moment, if nothing does.")
     shift: dict[str, float | None] | None = Field(
-        description="KL(R‖D) and KL(D‖R) of the class mix; from 20 records on."
+        description="KL(R‖D) and KL(D‖R) of the class mix; from 20 subjects on."
     )
     progress: dict[str, Any] | None
     held_reason: HeldReason | None

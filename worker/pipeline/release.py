@@ -15,7 +15,7 @@ from certificate import assurance, predicate
 from certificate.checkpoint import header_metadata
 from certificate.commitment import commit_retained, deletion_root
 from certificate.evidence import EvidenceRecord, Shift, TraceStep, Utility, commit
-from certificate.predicate import SMALLEST_DESCRIBED_SET, Lifetime, Predicate, Rule
+from certificate.predicate import Lifetime, Predicate, Rule, describable
 from certificate.records import new_salt
 from certificate.statement import parse, serialise, statement_for
 from worker.engine import noise
@@ -146,15 +146,16 @@ def _objective(context: Context, resolved: Resolved) -> predicate.Objective:
 
 
 def _deletion_set(resolved: Resolved) -> predicate.DeletionSet:
-    described = resolved.records >= SMALLEST_DESCRIBED_SET
+    subjects, found = len(set(resolved.commitments)), resolved.shift
+    described = describable(subjects, resolved.records, found.erased)
     return predicate.DeletionSet(
         requests=resolved.requests,
-        subjects=len(set(resolved.commitments)),
+        subjects=subjects,
         records=resolved.records,
         root=deletion_root(resolved.commitments),
-        class_histogram=dict(resolved.shift.erased) if described else None,
-        kl_retained_original=resolved.shift.kl_retained_original if described else None,
-        kl_original_retained=resolved.shift.kl_original_retained if described else None,
+        class_histogram=dict(found.erased) if described else None,
+        kl_retained_original=rounded(found.kl_retained_original) if described else None,
+        kl_original_retained=rounded(found.kl_original_retained) if described else None,
     )
 
 
@@ -191,18 +192,31 @@ def _evidence(certificate_id: UUID, resolved: Resolved, solved: Solved) -> Evide
             )
             for step in solution.steps
         ),
-        shift=Shift(
-            original=dict(resolved.shift.original),
-            erased=dict(resolved.shift.erased),
-            retained=dict(resolved.shift.retained),
-            kl_retained_original=resolved.shift.kl_retained_original,
-            kl_original_retained=resolved.shift.kl_original_retained,
-        ),
+        shift=_shift(resolved),
         utility=None,
         solver={"outcome": str(solution.outcome), "passes": solution.passes},
         seconds_total=solution.seconds,
         salt=new_salt(),
     )
+
+
+def _shift(resolved: Resolved) -> Shift | None:
+    """Even auditors do not need to know what class one person was of."""
+    if not resolved.is_a_crowd:
+        return None
+    found = resolved.shift
+    return Shift(
+        original=dict(found.original),
+        erased=dict(found.erased),
+        retained=dict(found.retained),
+        kl_retained_original=found.kl_retained_original,
+        kl_original_retained=found.kl_original_retained,
+    )
+
+
+def rounded(divergence: float | None) -> float | None:
+    """Three digits tell the shift; seventeen would tell the counts."""
+    return None if divergence is None else float(f"{divergence:.2e}")
 
 
 def _finite(value: float) -> float | None:

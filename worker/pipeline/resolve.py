@@ -17,6 +17,7 @@ from app.db.tables import DatasetPart, Task, TaskSubject
 from app.storage import Stored
 from app.vault import row_of
 from certificate.commitment import SubjectCommitment, commit_subject
+from certificate.predicate import SMALLEST_DESCRIBED_SET
 from worker.evaluation import shift
 from worker.loading import datasets
 from worker.pipeline.context import Context
@@ -50,6 +51,11 @@ class Resolved:
     swap: Swap
     shift: shift.Shift
     commitments: tuple[SubjectCommitment, ...]
+
+    @property
+    def is_a_crowd(self) -> bool:
+        """Whether the set is large enough that its classes say nothing of one person."""
+        return min(self.records, len(set(self.commitments))) >= SMALLEST_DESCRIBED_SET
 
 
 @dataclass

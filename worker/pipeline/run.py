@@ -11,7 +11,6 @@ from app.clock import now
 from app.db import paths, transitions
 from app.db.states import BatchState, HeldReason, JobKind
 from certificate.keys import Signer
-from certificate.predicate import SMALLEST_DESCRIBED_SET
 from worker.pipeline.append import resolve_append
 from worker.pipeline.audit import audit
 from worker.pipeline.certify import (
@@ -29,7 +28,7 @@ from worker.pipeline.publish import publish, publish_nothing
 from worker.pipeline.purge import purge
 from worker.pipeline.quality import gate_refusal, measure
 from worker.pipeline.register import register
-from worker.pipeline.release import Draft, with_utility, write_draft
+from worker.pipeline.release import Draft, rounded, with_utility, write_draft
 from worker.pipeline.resolve import Resolved, Swap, resolve
 from worker.pipeline.scratch import working_folder
 from worker.pipeline.solve import Mechanism, Solved, solve
@@ -127,10 +126,10 @@ def _show(context: Context, resolved: Resolved) -> None:
     with context.writing() as session:
         batch = context.batch_in(session)
         batch.records = resolved.records
-        if resolved.records >= SMALLEST_DESCRIBED_SET:
+        if resolved.is_a_crowd:
             batch.shift = {
-                "kl_retained_original": found.kl_retained_original,
-                "kl_original_retained": found.kl_original_retained,
+                "kl_retained_original": rounded(found.kl_retained_original),
+                "kl_original_retained": rounded(found.kl_original_retained),
             }
         if limit is not None and found.kl_retained_original > limit:
             log.warning("the deletion set shifts the classes past max_kl_alert")
