@@ -16,7 +16,8 @@ body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 54rem
        color: #1a1a1a; background: #fff; }
 h1 { font-size: 1.6rem; } table { border-collapse: collapse; margin: 1rem 0; width: 100%; }
 td, th { border-bottom: 1px solid #ccc; padding: .35rem .6rem; text-align: left; vertical-align: top; }
-pre { background: #f4f4f4; padding: 1rem; overflow-x: auto; font-size: .85rem; } figure { margin: 1.5rem 0; }
+pre { background: #f4f4f4; padding: 1rem; font-size: .85rem; white-space: pre-wrap;
+      overflow-wrap: anywhere; } figure { margin: 1.5rem 0; }
 svg { max-width: 100%; height: auto; } figcaption { color: #555; font-size: .9rem; }
 @media (prefers-color-scheme: dark) { body { background: #fff; } }
 """
@@ -85,7 +86,7 @@ def _histogram(shift: Mapping[str, Any]) -> str:
     axes.set_xticks(list(places), names)
     axes.set_xlabel("digit")
     axes.set_ylabel("training rows")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
     return _svg(figure)
 
 
