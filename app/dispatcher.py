@@ -30,6 +30,7 @@ from app.db.upsert import insert_if_absent
 from app.queueing import Messages, RqMessages
 from app.settings import Settings
 from app.silence import Beat, Silence
+from app.storage import StorageError
 
 log = logs.get("dispatcher")
 LEASE = "dispatcher"
@@ -73,7 +74,12 @@ class Dispatcher:
         if self._steady() < self._next_sweep:
             return
         self._next_sweep = self._steady() + SWEEP_SECONDS
-        if swept := orphans.sweep(self.services):
+        try:
+            swept = orphans.sweep(self.services)
+        except (OSError, StorageError) as problem:  # sealing and sending need no storage: they go on
+            log.warning("not swept", problem=type(problem).__name__)
+            return
+        if swept:
             log.info("swept", files=swept)
 
     def seal_due(self) -> None:

@@ -60,6 +60,11 @@ class MethodNotAllowed(ServiceError):
     title = "Method not allowed"
 
 
+class RequestTimeout(ServiceError):
+    status = 408
+    title = "The body did not arrive in time"
+
+
 class Conflict(ServiceError):
     status = 409
     title = "The request conflicts with the present state"

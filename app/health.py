@@ -29,7 +29,7 @@ class Readiness(BaseModel):
 
 
 @router.get("/healthz")
-def healthz() -> Health:
+async def healthz() -> Health:
     """The process answers."""
     return Health(status="ok")
 

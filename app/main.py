@@ -21,6 +21,7 @@ from app.models.endpoints import router as models
 from app.models.file_endpoints import router as model_files
 from app.reports.endpoints import router as reports
 from app.settings import Settings
+from app.uploads import Uploads
 from app.version import VERSION
 from app.versions.endpoints import router as versions
 
@@ -38,6 +39,7 @@ class State(TypedDict):
     services: Services
     metrics: Metrics
     intake: Intake
+    uploads: Uploads
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -46,7 +48,7 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[State]:
         async with Intake(services) as intake:
-            yield State(services=services, metrics=metrics, intake=intake)
+            yield State(services=services, metrics=metrics, intake=intake, uploads=Uploads(settings))
         services.close()
 
     app = FastAPI(
@@ -54,6 +56,8 @@ def create_app(settings: Settings) -> FastAPI:
         version=VERSION,
         description=DESCRIPTION,
         lifespan=lifespan,
+        docs_url=None,  # these pages would load scripts from someone else's server
+        redoc_url=None,
         responses={
             "4XX": {"description": "A problem.", "content": {"application/problem+json": {"schema": PROBLEM}}}
         },

@@ -16,6 +16,7 @@ from app.clock import new_id
 from app.settings import Settings
 
 log = logs.get("gateway")
+BULK = ("POST", "/v1/erasures/bulk")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -64,7 +65,10 @@ class Surround:
 
 
 class BodyLimit:
-    """Files come by PUT or in bulk and have their own limit; every other body is JSON."""
+    """Files come by PUT or in bulk and have their own limit; every other body is JSON.
+
+    JSON is read into memory before anyone asks who sends it, so the larger limit is for those two alone.
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app, self.settings = app, settings
@@ -72,17 +76,17 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        is_file = scope["method"] == "PUT" or scope["path"].endswith("/bulk")
+        is_file = scope["method"] == "PUT" or (scope["method"], scope["path"]) == BULK
         limit = self.settings.max_upload_bytes if is_file else self.settings.max_body_bytes
         declared = Headers(scope=scope).get("content-length", "")
-        seen = int(declared) if declared.isdecimal() else 0
+        announced = int(declared) if declared.isdecimal() else 0
+        seen = 0
 
         async def limited_receive() -> Message:
             nonlocal seen
             message = await receive()
-            if not declared:
-                seen += len(message.get("body", b""))
-            if seen > limit:
+            seen += len(message.get("body", b""))
+            if max(seen, announced) > limit:
                 raise HTTPException(413, f"At most {limit} bytes are taken here.")
             return message
 

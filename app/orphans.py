@@ -1,5 +1,7 @@
 """Files nobody will come back for: of attempts that were killed, gave up, or wrote after their time."""
 
+import re
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -8,6 +10,8 @@ from app.db.states import JobState
 from app.db.tables import DatasetPart, HeldDraw, Job, Version
 
 ATTEMPTS = "attempts"
+_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_OF_AN_ATTEMPT = re.compile(rf"{ATTEMPTS}/(?P<job>{_UUID})/(?P<token>{_UUID})(?:/\w[\w.-]*)+", re.ASCII)
 
 
 def sweep(services: Services) -> int:
@@ -27,7 +31,7 @@ def sweep(services: Services) -> int:
             )
         }
         kept = _referred_to(session)
-    orphans = [path for path in found if path not in kept and _attempt_of(path) not in working]
+    orphans = [path for path in found if path not in kept and _is_over(path, working)]
     for path in orphans:
         services.storage.delete(path)
     return len(orphans)
@@ -41,7 +45,7 @@ def _referred_to(session: Session) -> set[str]:
     return paths
 
 
-def _attempt_of(path: str) -> tuple[str, str]:
-    """attempts/{job}/{token}/…"""
-    _, job_id, token = path.split("/")[:3]
-    return job_id, token
+def _is_over(path: str, working: set[tuple[str, str]]) -> bool:
+    """What is not named as an attempt names its files is not ours to delete: a file system's own, say."""
+    named = _OF_AN_ATTEMPT.fullmatch(path)
+    return named is not None and (named["job"], named["token"]) not in working

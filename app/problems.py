@@ -7,6 +7,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 
 from app import errors, logs
 
@@ -27,6 +29,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(OperationalError, _database_error)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -66,19 +69,14 @@ async def _database_error(request: Request, error: Exception) -> Problem:
     )
 
 
+async def _gone(_: Request, __: Exception) -> Response:
+    """Nobody reads this answer; its status is for the log, as other servers have it."""
+    return Response(status_code=499)
+
+
 async def _unexpected(request: Request, error: Exception) -> Problem:
-    # The traceback shows code, not values: locals and messages may hold what a caller sent.
-    log.error("unexpected error", kind=type(error).__name__, where=_where(error))
+    log.error("unexpected error", kind=type(error).__name__, where=logs.where(error.__traceback__))
     return respond(request, errors.ServiceError("Something went wrong; the request id finds it in the log."))
-
-
-def _where(error: BaseException) -> list[str]:
-    frames, trace = [], error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        frames.append(f"{code.co_filename}:{trace.tb_lineno} {code.co_name}")
-        trace = trace.tb_next
-    return frames[-8:]
 
 
 def _pointer(location: tuple[Any, ...]) -> str:

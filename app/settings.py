@@ -36,6 +36,10 @@ class Settings(BaseSettings):
     port: int = Field(8420, ge=0, le=65535, description="Port the gateway listens on; 0: any free one.")
     max_body_bytes: int = Field(4 << 20, ge=1024, description="Largest JSON body, in bytes.")
     max_upload_bytes: int = Field(16 << 30, ge=1024, description="Largest uploaded file, in bytes.")
+    max_uploads: int = Field(16, ge=1, le=1000, description="Files that are received at the same time.")
+    upload_idle_seconds: float = Field(
+        30.0, gt=0, le=3600, description="Silence after which a sender of a file is given up."
+    )
     import_roots: str = Field(
         "",
         description="URI prefixes that data may be imported from, separated by spaces; empty: from nowhere.",
@@ -52,6 +56,10 @@ class Settings(BaseSettings):
     deployment_key_file: Path | None = Field(
         None,
         description="File of the key that encrypts identifiers; unset: keys/deployment.key there too.",
+    )
+    create_keys: bool | None = Field(
+        None,
+        description="Make a key whose file is missing; unset: only where database and queue are embedded.",
     )
 
     log_origin: str = Field(
@@ -95,6 +103,13 @@ class Settings(BaseSettings):
     @property
     def storage(self) -> str:
         return self.storage_url or f"file://{self.data_dir.absolute() / 'storage'}"
+
+    @property
+    def may_create_keys(self) -> bool:
+        """Elsewhere a missing file is a mistake, and a key made up in its place would be used for good."""
+        if self.create_keys is not None:
+            return self.create_keys
+        return not self.database_url and not self.redis_url
 
     @property
     def signing_key_path(self) -> Path:

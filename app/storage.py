@@ -12,6 +12,7 @@ import fsspec
 from app.clock import new_id
 
 CHUNK = 1 << 20
+DRAFT = ".draft"
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
@@ -36,7 +37,7 @@ class Storage:
 
         A draft lies beside its target, so that whoever sweeps that folder finds what a killed process left.
         """
-        target, draft = self._full(path), self._full(f"{path}.{new_id().hex}.draft")
+        target, draft = self._full(path), self._full(f"{path}.{new_id().hex}{DRAFT}")
         digest, size = hashlib.sha256(), 0
         try:
             with self._files.open(draft, "wb") as file:

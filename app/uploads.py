@@ -3,14 +3,18 @@
 import base64
 import binascii
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from anyio import from_thread
+import anyio
+from anyio import from_thread, to_thread
 from fastapi import Request
 
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, RequestTimeout, Unavailable
+from app.settings import Settings
+
+T = TypeVar("T")
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 _SHA256 = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/=]{1,64}):\s*(?:,|$)")
@@ -25,11 +29,42 @@ class Piece:
     total: int
 
 
-def body_chunks(request: Request) -> Iterator[bytes]:
+class Uploads:
+    """Threads of their own for those who send files: however slowly they send, nobody else waits for one."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._patience = settings.upload_idle_seconds
+        self._limiter = anyio.CapacityLimiter(settings.max_uploads)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """In one of the threads; 503 when none comes free."""
+        borrower = object()
+        with anyio.move_on_after(self._patience) as waiting:
+            await self._limiter.acquire_on_behalf_of(borrower)
+        if waiting.cancelled_caught:
+            raise Unavailable("Too many files are being sent.", headers={"Retry-After": "5"})
+        try:
+            # The place is taken already; the shared threads must not be counted against it.
+            return await to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))
+        finally:
+            self._limiter.release_on_behalf_of(borrower)
+
+    def chunks(self, request: Request) -> Iterator[bytes]:
+        return body_chunks(request, self._patience)
+
+
+def body_chunks(request: Request, patience: float) -> Iterator[bytes]:
+    """For a thread that `Uploads` runs; whoever falls silent for `patience` seconds is sent away."""
     stream = request.stream()
 
     async def following() -> bytes | None:
-        return await anext(stream, None)
+        try:
+            with anyio.fail_after(patience):
+                return await anext(stream, None)
+        except TimeoutError:
+            raise RequestTimeout(
+                f"Nothing came for {patience:g} seconds.", headers={"Connection": "close"}
+            ) from None
 
     while (chunk := from_thread.run(following)) is not None:
         if chunk:

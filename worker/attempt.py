@@ -54,7 +54,12 @@ def _work_or_report(services: Services, kind: JobKind, job_id: UUID, token: UUID
     except transitions.TokenLost:
         raise
     except Exception as problem:
-        log.error("attempt failed", job=str(job_id), kind=type(problem).__name__, where=_where(problem))
+        log.error(
+            "attempt failed",
+            job=str(job_id),
+            kind=type(problem).__name__,
+            where=logs.where(problem.__traceback__),
+        )
         _report(services, job_id, token, problem)
 
 
@@ -112,13 +117,6 @@ def describe(problem: Exception) -> str:
     frames = traceback.extract_tb(problem.__traceback__)
     last = frames[-1] if frames else None
     return f"{type(problem).__name__} in {last.name}" if last else type(problem).__name__
-
-
-def _where(problem: Exception) -> list[str]:
-    return [
-        f"{frame.filename}:{frame.lineno} {frame.name}"
-        for frame in traceback.extract_tb(problem.__traceback__)
-    ][-8:]
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from contextlib import suppress
 from types import FrameType
 
 from redis.exceptions import RedisError
-from rq import SimpleWorker
+from rq import Queue, SimpleWorker
+from rq.job import Job as RqJob
 from rq.serializers import JSONSerializer
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -22,6 +23,7 @@ from app.clock import now
 from app.db.tables import WorkerSeen
 from app.settings import Settings
 from worker import jobs
+from worker.messages import Message, NotOurs, open_queue
 from worker.pipeline.scratch import sweep
 
 log = logs.get("worker")
@@ -69,9 +71,34 @@ def _tolerant(write: Callable[[], None]) -> None:
 
 
 class Worker(SimpleWorker):
-    """Knows whether it ends because it was asked to; RQ itself ends the same way after an error."""
+    """Takes only what a dispatcher sends.
+
+    Knows whether it ends because it was asked to; RQ itself ends the same way after an error.
+    """
 
     asked_to_stop = False
+
+    @classmethod
+    def of(cls, services: Services) -> "Worker":
+        return cls(
+            [open_queue(services.settings.queue_name, services.redis)],
+            connection=services.redis,
+            serializer=JSONSerializer,
+            job_class=Message,
+            worker_ttl=60,
+            job_monitoring_interval=5,
+        )
+
+    def execute_job(self, job: RqJob, queue: Queue) -> None:
+        try:
+            assert isinstance(job, Message)
+            job.check()
+        except NotOurs as problem:
+            log.error("message dropped", because=str(problem))
+            queue.intermediate_queue.remove(job.id)
+            self.connection.delete(job.key)
+            return
+        super().execute_job(job, queue)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         self.asked_to_stop = True
@@ -87,13 +114,7 @@ def run(settings: Settings) -> None:
     services = Services(settings)
     sweep(settings)
     jobs.use(services)
-    worker = Worker(
-        [services.queue],
-        connection=services.redis,
-        serializer=JSONSerializer,
-        worker_ttl=60,
-        job_monitoring_interval=5,
-    )
+    worker = Worker.of(services)
     with Presence(services):
         try:
             worker.work(logging_level="WARNING", with_scheduler=False)

@@ -14,7 +14,7 @@ _READ_ONLY = "lethe_read_only"
 class Database:
     def __init__(self, url: str) -> None:
         self.is_sqlite = url.startswith("sqlite")
-        self.engine = _sqlite(url) if self.is_sqlite else create_engine(url, pool_pre_ping=True, pool_size=20)
+        self.engine = _sqlite(url) if self.is_sqlite else _postgresql(url)
         self._readers = self.engine.execution_options(**{_READ_ONLY: True})
 
     @contextmanager
@@ -50,10 +50,14 @@ class Database:
         self.engine.dispose()
 
 
+def _postgresql(url: str) -> Engine:
+    return create_engine(url, pool_pre_ping=True, pool_size=20, hide_parameters=True)
+
+
 def _sqlite(url: str) -> Engine:
     # The driver must not begin transactions by itself: writers need BEGIN IMMEDIATE, or two of them
     # that both read first would end in SQLITE_BUSY without any wait.
-    engine = create_engine(url, connect_args={"timeout": 30, "isolation_level": None})
+    engine = create_engine(url, hide_parameters=True, connect_args={"timeout": 30, "isolation_level": None})
 
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, _: ConnectionPoolEntry) -> None:

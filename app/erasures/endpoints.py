@@ -16,7 +16,7 @@ from app.erasures.schemas import NO_CONTROLS, ErasureDetails, ErasureRequest, Er
 from app.errors import ServiceError
 from app.models.schemas import NAME
 from app.paging import Cursor, Limit, Page, paged
-from app.uploads import body_chunks
+from app.uploads import Uploads
 
 router = APIRouter(prefix="/v1/erasures", tags=["erasures"])
 INLINE_SUBJECTS = 50  # more are encrypted in a thread, so that others are not kept waiting
@@ -107,7 +107,7 @@ def extend_deadline(
 
 
 @router.post("/bulk", status_code=202, response_model=ErasureShown, openapi_extra=bulk.BODY)
-def request_bulk_erasure(
+async def request_bulk_erasure(
     request: Request,
     details: Annotated[ErasureDetails, Query()],
     caller: CanWriteErasures,
@@ -115,9 +115,14 @@ def request_bulk_erasure(
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
     """One erasure of up to a million subjects, as NDJSON or CSV; all or nothing."""
-    subjects = bulk.subjects(request.headers.get("content-type", ""), body_chunks(request))
-    prepared = service.prepare(services.vault, caller.tenant_id, details, subjects, idempotency_key)
-    outcome = record_group(services.database, [prepared])[0]
+    uploads: Uploads = request.state.uploads
+
+    def record() -> Answer | ServiceError:
+        subjects = bulk.subjects(request.headers.get("content-type", ""), uploads.chunks(request))
+        prepared = service.prepare(services.vault, caller.tenant_id, details, subjects, idempotency_key)
+        return record_group(services.database, [prepared])[0]
+
+    outcome = await uploads.run(record)
     if isinstance(outcome, ServiceError):
         raise outcome
     return _accepted(outcome)

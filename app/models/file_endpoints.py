@@ -22,7 +22,7 @@ from app.models.schemas import (
     Transfer,
     Uploaded,
 )
-from app.uploads import binary_body, body_chunks, piece_of, wanted_sha256
+from app.uploads import Uploads, binary_body, piece_of, wanted_sha256
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 PARQUET, SAFETENSORS = "application/vnd.apache.parquet", "application/octet-stream"
@@ -45,11 +45,14 @@ class Sending:
         repr_digest: ReprDigest = None,
     ) -> None:
         self.name, self.caller, self.services = name, caller, services
+        self.uploads: Uploads = request.state.uploads
         self.request, self.response = request, response
         self.piece, self.wanted = piece_of(content_range), wanted_sha256(repr_digest)
 
-    def store(self, target: Target) -> Uploaded | Transfer:
-        body: Iterable[bytes] = body_chunks(self.request)
+    async def store(self, target: Target) -> Uploaded | Transfer:
+        return await self.uploads.run(lambda: self._store(target, self.uploads.chunks(self.request)))
+
+    def _store(self, target: Target, body: Iterable[bytes]) -> Uploaded | Transfer:
         where = (self.services, self.caller.tenant_id, self.name, target)
         if self.piece is None:
             stored = files.store(*where, body, self.wanted)
@@ -85,12 +88,12 @@ Delete = Annotated[Removing, Depends()]
 
 
 @router.put("/{name}/dataset/{part}", status_code=201, responses=_TAKEN, openapi_extra=binary_body(PARQUET))
-def put_dataset_part(part: PartName, put: Put) -> Uploaded | Transfer:
+async def put_dataset_part(part: PartName, put: Put) -> Uploaded | Transfer:
     """Send one Parquet file with the columns subject_id, label and features.
 
     A model that is ready keeps it aside until its rows are appended.
     """
-    return put.store(Target("dataset", part))
+    return await put.store(Target("dataset", part))
 
 
 @router.get("/{name}/dataset/{part}")
@@ -117,9 +120,9 @@ def import_dataset_part(
 
 
 @router.put("/{name}/holdout/{part}", status_code=201, responses=_TAKEN, openapi_extra=binary_body(PARQUET))
-def put_holdout_part(part: PartName, put: Put) -> Uploaded | Transfer:
+async def put_holdout_part(part: PartName, put: Put) -> Uploaded | Transfer:
     """Send rows for evaluation only. The column subject_id is optional; whoever it names can be erased."""
-    return put.store(Target("holdout", part))
+    return await put.store(Target("holdout", part))
 
 
 @router.get("/{name}/holdout/{part}")
@@ -143,9 +146,9 @@ def import_holdout_part(
 
 
 @router.put("/{name}/weights", status_code=201, responses=_TAKEN, openapi_extra=binary_body(SAFETENSORS))
-def put_weights(put: Put) -> Uploaded | Transfer:
+async def put_weights(put: Put) -> Uploaded | Transfer:
     """Send trained weights, as safetensors; without them the service trains the model."""
-    return put.store(Target("weights"))
+    return await put.store(Target("weights"))
 
 
 @router.get("/{name}/weights")
@@ -161,9 +164,9 @@ def delete_weights(delete: Delete) -> None:
 
 
 @router.put("/{name}/anchor", status_code=201, responses=_TAKEN, openapi_extra=binary_body(SAFETENSORS))
-def put_anchor(put: Put) -> Uploaded | Transfer:
+async def put_anchor(put: Put) -> Uploaded | Transfer:
     """Send the anchor: a public point, shaped like the weights, that no erasable row has shaped."""
-    return put.store(Target("anchor"))
+    return await put.store(Target("anchor"))
 
 
 @router.get("/{name}/anchor")

@@ -20,7 +20,7 @@ from app.db.tables import DatasetPart, Model, ModelFile, Upload
 from app.errors import BodyTooLarge, Conflict, InvalidRequest, NotFound
 from app.models import repository
 from app.models.service import get
-from app.storage import Storage, Stored
+from app.storage import DRAFT, Storage, Stored
 from app.uploads import Piece
 
 
@@ -188,7 +188,8 @@ def _take_piece(services: Services, upload: Upload, piece: Piece, body: Body) ->
 
 def _joined(storage: Storage, upload: Upload) -> Iterator[bytes]:
     for path in storage.list(paths.upload_chunks(upload.model_id, upload.id)):
-        yield from storage.read(path)
+        if not path.endswith(DRAFT):  # left by a process that was killed, or being written by a second client
+            yield from storage.read(path)
 
 
 def _check_size(stored: Stored, total: int) -> None:

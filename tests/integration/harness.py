@@ -8,8 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fastapi.testclient import TestClient
-from rq import SimpleWorker
-from rq.serializers import JSONSerializer
 
 from app.access import service as access
 from app.access.scopes import Scope
@@ -17,6 +15,7 @@ from app.bootstrap import Services
 from app.dispatcher import Dispatcher
 from app.settings import PREFIX, Settings
 from worker import jobs
+from worker.main import Worker
 
 MANIFEST: dict[str, Any] = {
     "family": "softmax",
@@ -48,10 +47,7 @@ class System:
             self.work()
 
     def work(self) -> None:
-        worker = SimpleWorker(
-            [self.services.queue], connection=self.services.redis, serializer=JSONSerializer
-        )
-        worker.work(burst=True, logging_level="ERROR")
+        Worker.of(self.services).work(burst=True, logging_level="ERROR")
 
 
 def environment(settings: Settings) -> dict[str, str]:

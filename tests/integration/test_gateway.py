@@ -124,3 +124,18 @@ def test_the_description_has_examples(gateway: TestClient) -> None:
     spec = gateway.get("/openapi.json").json()
     for name in ("ErasureRequest", "ModelRequest", "KeyRequest"):
         assert spec["components"]["schemas"][name]["examples"], name
+
+
+@pytest.mark.parametrize(("method", "path"), [("PATCH", "/v1/models/bulk"), ("POST", "/v1/keys/bulk")])
+def test_only_bulk_erasures_may_be_as_long_as_a_file(settings: Settings, method: str, path: str) -> None:
+    small = settings.model_copy(update={"max_body_bytes": 2000, "max_upload_bytes": 5000})
+    with TestClient(create_app(small)) as gateway:
+        json_body = {"Content-Type": "application/json"}
+        answer = gateway.request(method, path, content=iter([b"[" * 1500] * 2), headers=json_body)
+        assert answer.status_code in (404, 413)
+        sent = gateway.post("/v1/erasures/bulk", content=b"a" * 3000)
+        assert sent.status_code == 401
+
+
+def test_the_description_loads_nothing_from_elsewhere(gateway: TestClient) -> None:
+    assert [gateway.get(path).status_code for path in ("/docs", "/redoc", "/openapi.json")] == [404, 404, 200]

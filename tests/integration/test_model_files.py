@@ -108,3 +108,16 @@ def test_what_a_crash_left_of_an_upload_is_swept(ready: Api, services: Services)
     left = services.storage.list("datasets")
     assert not any("0197b7e0-0000" in path for path in left)
     assert sum(".chunks/" in path for path in left) == 1, "an upload under way is left alone"
+
+
+def test_a_draft_beside_the_pieces_is_not_a_piece(api: Api, services: Services) -> None:
+    api.create()
+    content = dataset()
+    half = len(content) // 2
+    api.put("dataset/part0", content[:half], 202, {"Content-Range": f"bytes 0-{half - 1}/{len(content)}"})
+    (piece,) = services.storage.list("datasets")
+    services.storage.write(f"{piece}.0123.draft", [b"half a piece of a killed process"])
+    rest = {"Content-Range": f"bytes {half}-{len(content) - 1}/{len(content)}"}
+    assert (
+        api.put("dataset/part0", content[half:], 201, rest)["sha256"] == hashlib.sha256(content).hexdigest()
+    )

@@ -1,5 +1,6 @@
 """What killed attempts leave in the storage is swept; what is referred to, held or worked on stays."""
 
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -10,6 +11,7 @@ from app.bootstrap import Services
 from app.clock import new_id, now
 from app.db import paths, transitions
 from app.db.states import JobKind
+from app.dispatcher import Dispatcher
 from tests.integration.model_api import Api, Headers, registered, work
 
 
@@ -49,3 +51,34 @@ def test_a_held_draw_is_not_swept(api: Api, services: Services) -> None:
     before = services.storage.list("attempts")
     assert orphans.sweep(services) == 0
     assert services.storage.list("attempts") == before
+
+
+def test_what_attempts_did_not_write_is_left_alone(services: Services) -> None:
+    root = Path(services.settings.data_dir) / "storage" / "attempts"
+    (root / str(new_id()) / str(new_id())).mkdir(parents=True)
+    stray = [
+        root / ".nfs0001",
+        root / "stray",
+        root / "a" / "b" / "c",
+        *(p / ".nfs2" for p in root.glob("*/*")),
+    ]
+    for path in stray:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"?")
+    orphan = _write(services, new_id(), new_id())
+    assert orphans.sweep(services) == 1
+    assert all(path.exists() for path in stray)
+    assert not services.storage.exists(orphan)
+
+
+def test_a_storage_that_is_away_stops_no_dispatcher(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: Services) -> int:
+        raise OSError("stale file handle")
+
+    monkeypatch.setattr(orphans, "sweep", away)
+    clock = {"now": 0.0}
+    dispatcher = Dispatcher(services, steady=lambda: clock["now"])
+    clock["now"] = 1000.0
+    assert dispatcher.round()
