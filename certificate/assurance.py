@@ -32,8 +32,8 @@ PUBLISHED_ANALYSIS = "published-analysis"
 _BASIS = {
     ORIGINS: "the model's owner declared that features, constants, anchor and λ do not depend on "
     "erasable records",
-    FLOATING_POINT_NOISE: "Gaussian noise is drawn in double precision from a cryptographic keystream; "
-    "attacks on its floating-point grid are not modelled",
+    FLOATING_POINT_NOISE: "Gaussian noise is drawn in double precision from a cryptographic keystream, its "
+    "tail cut at 13.3 standard deviations; attacks on its floating-point grid are not modelled",
     RETRAINING_REACHES_REFERENCE: "retraining from the anchor is taken to reach the stationary point "
     "certified; shown by experiment, not proved",
     SAMPLED_LIPSCHITZ: "the Hessian's Lipschitz constant was sampled; samples bound a supremum from below",

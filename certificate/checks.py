@@ -17,7 +17,7 @@ from certificate.keys import KeySet
 from certificate.note import Checkpoint, verify_checkpoint
 from certificate.pack import EarlierHead, Pack, Predecessor
 from certificate.predicate import Lifetime, Predicate
-from certificate.privacy import classical_sigma, sigma_for
+from certificate.privacy import LARGEST_EPSILON, SMALLEST_DELTA, classical_sigma, sigma_for
 from certificate.statement import Statement
 from certificate.statement import parse as parse_statement
 from certificate.tolerance import RELATIVE, agrees, understates
@@ -35,6 +35,8 @@ def check_noise(predicate: Predicate) -> str:
     remaining = delta - predicate.bound.failure_probability
     if remaining <= 0:
         raise NoiseTooSmall("the failure probability uses up all of δ")
+    if predicate.guarantee.assurance in ("proved", "conditional"):
+        _check_drawable(epsilon, remaining)
     needed = _needed_sigma(predicate, epsilon, remaining, distance)
     if understates(sigma, needed):
         raise NoiseTooSmall(
@@ -43,6 +45,18 @@ def check_noise(predicate: Predicate) -> str:
     label = "estimate only: " if predicate.guarantee.estimate else ""
     target = f"{predicate.noise.calibration}, for ε = {epsilon:g}, δ = {delta:g}"
     return f"{label}σ = {sigma:.6g} ≥ {needed:.6g}, {target}"
+
+
+def _check_drawable(epsilon: float, delta: float) -> None:
+    """Beyond these the cut tail of the noise, not the exact Gaussian, would decide."""
+    if delta < SMALLEST_DELTA:
+        raise NoiseTooSmall(
+            f"δ - p = {delta!r} is below {SMALLEST_DELTA:g}: noise drawn in floating point shows no such δ"
+        )
+    if epsilon > LARGEST_EPSILON:
+        raise NoiseTooSmall(
+            f"ε = {epsilon!r} is above {LARGEST_EPSILON:g}: noise drawn in floating point shows no such ε"
+        )
 
 
 def _needed_sigma(predicate: Predicate, epsilon: float, delta: float, distance: float) -> float:
@@ -145,6 +159,8 @@ def _check_total(lifetime: Lifetime, running: RunningSum) -> None:
         raise ChainBroken("a lifetime has a total ε exactly when none of its releases is heuristic")
     if total is None or lifetime.epsilon_total is None:
         return
+    if total > 0 and lifetime.delta - running.failure_probability < SMALLEST_DELTA:
+        raise ChainBroken(f"the lifetime's δ is below {SMALLEST_DELTA:g}: the noise drawn shows no such δ")
     if not agrees(lifetime.epsilon_total, total):
         raise ChainBroken(
             f"the lifetime's ε is {total!r} at δ = {lifetime.delta!r}, not {lifetime.epsilon_total!r}"

@@ -20,8 +20,12 @@ import math
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 
+# What noise drawn in floating point is trusted with: its stream is cut at 13.3σ (docs/maths.md, section 4).
+SMALLEST_DELTA = 1e-15
+LARGEST_EPSILON = 20.0
+
 _SLACK = 2e-12
-_SMALLEST_DELTA = 1e-300
+_SMALLEST_COMPUTED = 1e-300
 _SQRT_2PI = math.sqrt(2 * math.pi)
 _CONTINUED_FRACTION_FROM = 3.0
 # Gauss–Legendre on [-1, 1], eight points: positive nodes and their weights.
@@ -62,7 +66,7 @@ def shift_for(*, epsilon: float, delta: float) -> float:
     0.268051123
     """
     _check("epsilon", epsilon, above=0.0)
-    _check("delta", delta, at_least=_SMALLEST_DELTA, below=1.0)
+    _check("delta", delta, at_least=_SMALLEST_COMPUTED, below=1.0)
     # twice the slack of `epsilon_for`, so that turning the shift back never gives more than `epsilon`
     return _last_true(lambda s: _holds(epsilon=epsilon, delta=delta, shift=s, slack=2 * _SLACK))
 
@@ -91,7 +95,7 @@ def epsilon_for(*, delta: float, shift: float) -> float:
     >>> epsilon_for(delta=1e-5, shift=0.0)
     0.0
     """
-    _check("delta", delta, at_least=_SMALLEST_DELTA, below=1.0)
+    _check("delta", delta, at_least=_SMALLEST_COMPUTED, below=1.0)
     _check("shift", shift, at_least=0.0)
     if _holds(epsilon=0.0, delta=delta, shift=shift):
         return 0.0
@@ -106,7 +110,7 @@ def classical_sigma(*, epsilon: float, delta: float, distance: float) -> float:
     9.68961053
     """
     _check("epsilon", epsilon, above=0.0, below=1.0)
-    _check("delta", delta, at_least=_SMALLEST_DELTA, below=1.0)
+    _check("delta", delta, at_least=_SMALLEST_COMPUTED, below=1.0)
     _check("distance", distance, above=0.0)
     return distance * math.sqrt(2 * math.log(1.25 / delta)) / epsilon * (1 + 2e-15)
 

@@ -31,8 +31,8 @@ class Policy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    epsilon: Positive = Field(1.0, le=100, description="ε of one release.")
-    delta: float = Field(1e-5, gt=1e-300, lt=1, description="δ of one release.")
+    epsilon: Positive = Field(1.0, le=privacy.LARGEST_EPSILON, description="ε of one release.")
+    delta: Positive = Field(1e-5, ge=privacy.SMALLEST_DELTA, le=1e-2, description="δ of one release.")
     target_distance: Positive = Field(
         1e-2, le=1e6, description="Δ*: the certified distance to the retrained model that must be reached."
     )
@@ -133,7 +133,7 @@ class Manifest(BaseModel):
     width: int = Field(ge=1, le=10_000_000, description="Features per row.")
     classes: int | None = Field(None, ge=2, le=100_000, description="Classes of a softmax model.")
     bias: bool = Field(True, description="Whether a constant feature is added.")
-    lam: Positive = Field(alias="lambda", le=1e6, description="λ, on every parameter, biases too.")
+    lam: Positive = Field(alias="lambda", ge=1e-30, le=1e6, description="λ, on every parameter, biases too.")
     origins: Origins
     policy: Policy = Field(default_factory=Policy)
 

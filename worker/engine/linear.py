@@ -16,12 +16,11 @@ from torch import Tensor
 from worker.engine import validation
 from worker.engine.hessian import CachedHessian, StreamedHessian
 from worker.engine.objective import EXACT, CertifiedGradient, Evaluation, HessianOperator, Reduce, Sampling
-from worker.engine.rounding import Link, RowErrors, gradient_rounding, logit_error
+from worker.engine.rounding import TINY, Link, RowErrors, gradient_rounding, logit_error
 from worker.engine.rows import Rows
 
 _CHUNK_BYTES = 12 * 2**20  # a chunk in float64 that stays in a last-level cache between its two products
 _CACHE_BYTES = 64 * 2**20  # all rows are kept for exact products only below this
-_TINY = 1e-150  # added to norms, whose squares may have underflowed
 
 
 def _alone(tensor: Tensor) -> Tensor:
@@ -166,8 +165,8 @@ class LinearObjective(ABC):
             # inside a chunk, across chunks, across ranks
             additions=self._chunk_rows + sums.chunks + self._ranks,
             total=self.total,
-            pull=self.lam * float(torch.linalg.vector_norm(offset)),
-            norm=norm + _TINY,
+            pull=self.lam * _upper(float(torch.linalg.vector_norm(offset)), self.dimension),
+            norm=norm,
             dimension=self.dimension,
         )
         value = sums.loss / self.total + self.lam / 2 * float(offset @ offset)
@@ -208,7 +207,7 @@ class LinearObjective(ABC):
 
     def _pass(self, w: Tensor, dtype: torch.dtype) -> _Sums:
         parts = self.unflatten(w)
-        weight_norm = float(torch.linalg.vector_norm(parts["weight"], dim=1).max()) + _TINY
+        weight_norm = _upper(float(torch.linalg.vector_norm(parts["weight"], dim=1).max()), self.rows.width)
         bias = float(parts["bias"].abs().max()) if self.bias else 0.0
         errors, loss, count = RowErrors(self.link), 0.0, 0
         gradient = torch.zeros(self.dimension, dtype=torch.float64, device=self.device)
@@ -224,7 +223,7 @@ class LinearObjective(ABC):
                 logit=logit_error(
                     width=self.rows.width, row_norm=row_norm, weight_norm=weight_norm, bias=bias
                 ),
-                residual_mass=float(torch.linalg.vector_norm(q, dim=0).sum()),
+                residual_mass=float(torch.linalg.vector_norm(q, dim=0).sum()) + len(y) * _upper(0.0, len(q)),
             )
             count += 1
         return _Sums(loss, gradient, errors.evaluation, errors.mass, count)
@@ -241,13 +240,20 @@ class LinearObjective(ABC):
         """The longest row of a chunk; measured, and the chunk checked, the first time it comes by."""
         if index == len(self._row_norms):
             validation.check_type(x)
-            norm = float(torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).max()) + _TINY
+            norm = _upper(
+                float(torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).max()), self.rows.width
+            )
             first = index * self._chunk_rows
             if not math.isfinite(norm):
                 validation.check_features(x, first)
             self.check_targets(y, first)
             self._row_norms.append(norm)
         return self._row_norms[index]
+
+
+def _upper(norm: float, entries: int) -> float:
+    """A computed norm with room for the squares that underflowed."""
+    return norm + TINY * math.sqrt(entries)
 
 
 def _stratified(count: int, sampling: Sampling) -> Tensor:

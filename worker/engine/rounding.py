@@ -11,7 +11,8 @@ from dataclasses import dataclass
 UNIT = 2.0**-53
 EXP_ULPS = 4  # assumed accuracy of exp: within 4 ulp, i.e. 8 units of relative error
 _INFLATION = 1.01
-_UNDERFLOW = 1e-290  # dominates any sum of underflowed terms
+_UNDERFLOW = 1e-290  # dominates any sum of underflowed products
+TINY = 1e-153  # for each entry of a norm: above √2⁻¹⁰²², the most a square lost to underflow can hide
 
 
 def gamma(operations: float) -> float:
@@ -51,7 +52,7 @@ class RowErrors:
     mass: float = 0.0  # Σ_i ‖q̂_i‖·‖x_i‖
 
     def add(self, *, count: int, row_norm: float, logit: float, residual_mass: float) -> None:
-        """A chunk of `count` rows no longer than `row_norm`, with Σ‖q̂_i‖ = `residual_mass`."""
+        """A chunk of `count` rows no longer than `row_norm`, with Σ‖q̂_i‖ at most `residual_mass`."""
         each = self.link.slope * logit + self.link.absolute * UNIT
         self.evaluation += row_norm * (count * each + UNIT * residual_mass)
         self.mass += row_norm * residual_mass
@@ -75,4 +76,5 @@ def gradient_rounding(
     loss = (evaluation + (gamma(additions) + 2 * UNIT) * mass) / total
     regulariser = gamma(4) * pull
     sum_and_norm = gamma(dimension + 6) * norm
-    return _INFLATION * (loss + regulariser + sum_and_norm) + _UNDERFLOW
+    # What underflow hides is absolute: it must not be scaled by γ like what rounding moves.
+    return _INFLATION * (loss + regulariser + sum_and_norm) + TINY * math.sqrt(dimension)

@@ -183,7 +183,8 @@ class _Run:
             return None
         if not proposal.drop > 0:
             return self._without_step(radius, proposal.products)
-        there = self._evaluate(self.w + proposal.step, expected=self._expected(proposal))
+        point = self.w + proposal.step
+        there = self._evaluate(point, expected=self._expected(proposal))
         rho, accepted = self._judge(proposal, there)
         self._resize(radius, float(torch.linalg.vector_norm(proposal.step)), rho, accepted, proposal.boundary)
         shrinkage = there.norm / self.here.norm
@@ -192,7 +193,7 @@ class _Run:
         if accepted and not proposal.boundary:
             self.contraction = shrinkage
         if accepted:
-            self.w, self.here = self.w + proposal.step, there
+            self.w, self.here = point, there  # the very tensor that was evaluated
         # a rejection keeps an exact model, for a smaller region; a sampled one may be what was wrong
         self.operator = None if accepted or not self.exact else operator
         self.futile = 0 if accepted or not self.exact else self.futile + int(math.isnan(rho))

@@ -37,14 +37,14 @@ def check_target(target: float) -> None:
 
 
 def checked_point(point: Tensor | None, dimension: int, name: str) -> Tensor:
-    """A finite float64 vector of the right length; zeros for None."""
+    """A finite float64 vector of the right length, never the caller's own memory; zeros for None."""
     if point is None:
         return torch.zeros(dimension, dtype=torch.float64)
     if tuple(point.shape) != (dimension,):
         raise EngineInputError(f"{name} must have shape ({dimension},), got {tuple(point.shape)}")
     if not bool(torch.isfinite(point).all()):
         raise EngineInputError(f"{name} holds NaN or infinity")
-    return point.detach().to(torch.float64)
+    return point.detach().to(torch.float64, copy=True)
 
 
 def check_labels(y: Tensor, classes: int, first: int) -> None:

@@ -45,8 +45,13 @@ def test_sigma_follows_from_the_policy_alone() -> None:
         ({"policy": {"max_kl_alert": 0}}, "greater than 0"),
         ({"classes": None}, "classes is needed for softmax"),
         ({"family": "ridge"}, "classes is needed for softmax"),
-        ({"lambda": 0}, "greater than 0"),
+        ({"lambda": 0}, "greater than"),
+        ({"lambda": 9e-31}, "greater than or equal to 0.000"),
         ({"lambda": float("nan")}, "finite"),
+        ({"policy": {"delta": 9e-16}}, "greater than or equal to 0.000"),
+        ({"policy": {"delta": 0.011}}, "less than or equal to 0.01"),
+        ({"policy": {"delta": float("nan")}}, "finite"),
+        ({"policy": {"epsilon": 21.0, "lifetime_epsilon": 50.0}}, "less than or equal to 20"),
         ({"family": "boosting", "classes": None}, "method to be retrain"),
         ({"origins": {"features": "f", "constants": "c", "anchor": ""}}, "should match pattern"),
         ({"origins": {"features": "f\u0000", "constants": "c"}}, "should match pattern"),
@@ -55,6 +60,12 @@ def test_sigma_follows_from_the_policy_alone() -> None:
 def test_what_does_not_go_together_is_refused_with_a_reason(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Manifest.model_validate(BASE | change)
+
+
+def test_the_smallest_delta_and_lambda_are_taken() -> None:
+    policy = {"delta": 1e-15, "epsilon": 20.0, "lifetime_epsilon": 20.0}
+    taken = Manifest.model_validate(BASE | {"lambda": 1e-30, "policy": policy})
+    assert (taken.lam, taken.policy.delta, taken.policy.epsilon) == (1e-30, 1e-15, 20.0)
 
 
 def test_a_family_is_known_by_the_name_of_its_entry_point_without_importing_it(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from certificate.assurance import guarantee_for
 from certificate.chain import extend_lifetime
+from certificate.privacy import epsilon_for
 from certificate.verify import Report, verify
 
 
@@ -87,6 +88,28 @@ def test_headlines_no_noise_can_give_are_refused_without_a_crash(epsilon, delta)
         assert 4 in failed_lines(report) or report.verified
     else:
         refused(report, 4, "")
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "words"), [(EPSILON, 9e-16, "below 1e-15"), (20.5, DELTA, "above 20")]
+)
+def test_what_noise_with_a_cut_tail_cannot_show_is_refused(epsilon, delta, words):
+    needed = sigma(epsilon=epsilon, delta=delta) * 1.01
+    report = noise_failure(
+        "tr-proved", noise={"sigma": needed}, guarantee={"epsilon": epsilon, "delta": delta}
+    )
+    refused(report, 4, words)
+    needed = sigma(epsilon=EPSILON, delta=1e-15)
+    held = noise_failure("tr-proved", noise={"sigma": needed}, guarantee={"delta": 1e-15})
+    assert held.verified
+
+
+def test_a_lifetime_at_a_delta_the_noise_cannot_show_is_refused():
+    honest = Issuer(KEY).issue("tr-proved").statement.predicate.lifetime
+    total = epsilon_for(delta=9e-16, shift=honest.running_shift)
+    issuer = Issuer(KEY)
+    issuer.issue("tr-proved", edit={"lifetime": {"delta": 9e-16, "epsilon_total": total}})
+    refused(report_on(issuer), 6, "below 1e-15")
 
 
 @pytest.mark.parametrize("family", ["mlp", "allcnn", "resnet18", "my-plugin", "Softmax"])

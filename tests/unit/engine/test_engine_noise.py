@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
+from certificate.privacy import SMALLEST_DELTA
 from worker.engine import noise
 
 
@@ -18,22 +19,25 @@ def stream() -> np.ndarray:
 
 
 def words(radius: int, angle: int) -> noise.ByteSource:
-    return lambda count: np.array([radius, angle], dtype="<u8").tobytes()
+    return lambda count: np.array([radius >> 64, radius % 2**64, angle], dtype="<u8").tobytes()
 
 
-@pytest.mark.parametrize("radius", [0, 1, 2**10, 2**40, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("radius", [0, 1, 2**40, 2**64 - 1, 2**64, 2**75, 2**104 + 1, 2**127, 2**128 - 1])
 @pytest.mark.parametrize("angle", [0, 2**20, 2**62, 2**63 + 2**61])
 def test_each_pair_is_the_box_muller_transform_of_its_words(radius: int, angle: int) -> None:
     values = noise.gaussian(2, source=words(radius, angle))
     with mpmath.workdps(40):
-        r = mpmath.sqrt(-2 * mpmath.log((mpmath.mpf(radius) + 0.5) / 2**64))
+        r = mpmath.sqrt(-2 * mpmath.log((mpmath.mpf(radius) + 0.5) / 2**128))
         phi = 2 * mpmath.pi * (angle >> 11) / 2**53
         assert float(values[0]) == pytest.approx(float(r * mpmath.cos(phi)), rel=1e-12, abs=2e-8)
         assert float(values[1]) == pytest.approx(float(r * mpmath.sin(phi)), rel=1e-12, abs=2e-8)
 
 
-def test_the_tail_reaches_beyond_nine_sigma() -> None:
-    assert float(noise.gaussian(1, source=words(0, 0))[0]) > 9.4
+def test_the_tail_is_cut_where_no_certified_delta_can_notice() -> None:
+    reach = float(noise.gaussian(1, source=words(0, 0))[0])
+    cut = math.exp(-(reach**2) / 2)  # probability, for one pair
+    assert reach > 13.3
+    assert 2**40 * cut * (1 + math.exp(20)) < 1e-3 * SMALLEST_DELTA
 
 
 def test_moments(stream: np.ndarray) -> None:
@@ -59,8 +63,8 @@ def test_six_sigma_is_reached_with_the_right_probability() -> None:
     rng = np.random.default_rng(5)
     pairs = 2**16
     small = rng.integers(0, 2**42, pairs, dtype=np.uint64)
-    angle = rng.integers(0, 2**64, pairs, dtype=np.uint64)
-    values = noise.gaussian(2 * pairs, source=lambda count: np.stack([small, angle]).tobytes()).numpy()
+    low, angle = rng.integers(0, 2**64, (2, pairs), dtype=np.uint64)
+    values = noise.gaussian(2 * pairs, source=lambda count: np.stack([small, low, angle]).tobytes()).numpy()
     radius = np.hypot(values[:pairs], values[pairs:])
     expected = pairs * math.exp(-18) * 2**22
     assert radius.min() > 5.52

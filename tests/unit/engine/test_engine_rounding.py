@@ -13,12 +13,13 @@ from worker.engine.families import Logistic, Ridge, Softmax
 from worker.engine.linear import LinearObjective
 from worker.engine.rounding import gamma
 from worker.engine.rows import ArrayRows
+from worker.engine.trust_region import Outcome, minimise
 
 
-def exact_norm(objective: LinearObjective, w: torch.Tensor) -> mpmath.mpf:
+def exact_norm(objective: LinearObjective, w: torch.Tensor, digits: int = 60) -> mpmath.mpf:
     """‖∇f(w)‖ of the very doubles the engine was given."""
     ((x, y),) = objective.rows.chunks(objective.rows.count)
-    with mpmath.workdps(60):
+    with mpmath.workdps(digits):
         X = [[mpmath.mpf(v) for v in row] + ([mpmath.mpf(1)] if objective.bias else []) for row in x.tolist()]
         W = [[mpmath.mpf(v) for v in row] for row in objective.grouped(w).tolist()]
         A = [[mpmath.mpf(v) for v in row] for row in objective.grouped(objective.anchor).tolist()]
@@ -109,6 +110,36 @@ def test_features_too_large_for_squares_give_an_infinite_bound_not_a_wrong_one()
     objective = make_problem("softmax", scale=1e200)
     certified = objective.certified_gradient(random_point(objective))
     assert certified.norm == certified.rounding == float("inf")
+
+
+def test_squares_lost_to_underflow_are_not_certified_away() -> None:
+    rows = ArrayRows(np.zeros((1, 2)), np.zeros(1))
+    objective = Ridge(rows, 1e-160, bias=False)
+    w = torch.tensor([0.01, 0.01], dtype=torch.float64)  # ŵ = 0
+    solution = minimise(objective, w, target=1e-2)
+    assert solution.distance >= float(torch.linalg.vector_norm(solution.w))
+    assert solution.outcome is not Outcome.CERTIFIED
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    feature_power=st.integers(-170, 140),
+    weight_power=st.integers(-170, 0),
+    target_power=st.integers(-170, 0),
+    lam_power=st.integers(-30, 6),
+)
+@settings(max_examples=120, deadline=None)
+def test_the_bound_covers_underflow_at_every_scale(
+    seed: int, feature_power: int, weight_power: int, target_power: int, lam_power: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    features = rng.standard_normal((5, 3)) * 10.0**feature_power
+    targets = rng.standard_normal(5) * 10.0**target_power
+    objective = Ridge(ArrayRows(features, targets), 10.0**lam_power, bias=False)
+    w = torch.from_numpy(rng.standard_normal(3) * 10.0**weight_power)
+    certified = objective.certified_gradient(w)
+    with mpmath.workdps(400):
+        assert abs(certified.norm - exact_norm(objective, w, digits=400)) <= certified.rounding
 
 
 def test_gamma_is_infinite_where_it_proves_nothing() -> None:

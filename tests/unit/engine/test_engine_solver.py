@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from worker.engine.families import Logistic, Ridge, Softmax
 from worker.engine.linear import LinearObjective
+from worker.engine.objective import Evaluation
 from worker.engine.rows import ArrayRows
 from worker.engine.subproblem import cauchy
 from worker.engine.training import train
@@ -236,3 +237,36 @@ def test_a_run_that_ends_early_still_reports_a_certified_distance() -> None:
     assert solution.outcome is Outcome.STEPS_EXHAUSTED
     assert math.isfinite(solution.rounding)
     assert math.isfinite(solution.distance)
+
+
+def test_the_solution_is_never_memory_of_the_input_or_of_the_objective() -> None:
+    """Whoever destroys the solution after its release must not destroy the anchor or the start with it."""
+    objective = make_problem("ridge")
+    anchor = torch.ones(objective.dimension, dtype=torch.float64)
+    anchored = Ridge(objective.rows, 1e-2, anchor)
+    start = random_point(anchored)
+    for solution in (train(anchored, target=1e9), minimise(anchored, start, target=1e9)):
+        assert solution.steps == ()
+        solution.w.zero_()
+    assert torch.equal(anchored.anchor, torch.ones_like(anchor))
+    assert torch.equal(start, random_point(anchored))
+    anchored.anchor.zero_()
+    assert torch.equal(anchor, torch.ones_like(anchor))
+
+
+class Watched(Ridge):
+    """Remembers the tensor of the last float64 pass."""
+
+    evaluated: torch.Tensor
+
+    def evaluate(self, w: torch.Tensor, *, single: bool = False) -> Evaluation:
+        self.evaluated = w
+        return super().evaluate(w, single=single)
+
+
+def test_the_point_returned_is_the_tensor_that_was_evaluated() -> None:
+    objective = Watched(make_problem("ridge").rows, 1e-2)
+    solution = train(objective, target=1e-6)
+    assert solution.outcome is Outcome.CERTIFIED
+    assert solution.steps
+    assert solution.w is objective.evaluated
