@@ -83,6 +83,7 @@ class VersionState(StrEnum):
 
 class SubjectOutcome(StrEnum):
     ERASED = "erased"
+    ERASED_OUTSIDE_TRAINING = "erased_outside_training"  # rows in holdout or staged parts only
     NOT_IN_TRAINING_SET = "not_in_training_set"
 
 

@@ -28,9 +28,10 @@ class ReceiptShown(BaseModel):
     ordinal: int = Field(description="Place of the subject among the request's distinct subjects, from 0.")
     outcome: SubjectOutcome
     certificate_id: UUID | None = Field(description="The certificate that the receipt leads to.")
-    receipt: Document = Field(
+    receipt: Document | None = Field(
         description="For the erased, the way to the certificate's root; for someone without rows, the signed "
-        "statement that no data is held. Saved as a file, it is what `lethe verify --receipt` takes."
+        "statement that no data is held. Saved as a file, it is what `lethe verify --receipt` takes. Null "
+        "for rows in holdout or staged parts only: data was held, and no certificate speaks of it."
     )
 
 
@@ -56,12 +57,16 @@ def page(
     """In the order of the request; 410 when every receipt that was asked for is destroyed."""
     erasure = service.get(session, tenant_id, erasure_id)
     ended = _ended(erasure.id, model, ordinal)
-    held = ended.where(TaskSubject.salt.is_not(None))
+    without = TaskSubject.outcome == SubjectOutcome.ERASED_OUTSIDE_TRAINING
+    held = ended.where(or_(TaskSubject.salt.is_not(None), without))
     if cursor is not None:
         held = held.where(_after(cursor))
     rows = session.execute(held.order_by(Task.id, TaskSubject.ordinal).limit(limit + 1)).all()
     if not rows and session.execute(ended.where(TaskSubject.salt.is_(None)).limit(1)).first():
-        raise Gone("Acknowledged or expired: the salts of these receipts were destroyed.")
+        raise Gone(
+            "Acknowledged or expired: the salts of these receipts were destroyed. A model that was retired "
+            "before it was ready gives none."
+        )
     documents = _documents(session, erasure.id, rows[:limit])
     shown = [
         ReceiptShown(
@@ -69,7 +74,7 @@ def page(
             ordinal=subject.ordinal,
             outcome=SubjectOutcome(str(subject.outcome)),
             certificate_id=certificate_id if subject.outcome == SubjectOutcome.ERASED else None,
-            receipt=documents[subject.task_id, subject.ordinal],
+            receipt=documents.get((subject.task_id, subject.ordinal)),
         )
         for subject, _, name, certificate_id, _ in rows[:limit]
     ]
@@ -116,7 +121,7 @@ def _documents(session: Session, erasure_id: UUID, rows: Sequence[Found]) -> dic
     for subject, task, _, _, digest in rows:
         if subject.outcome == SubjectOutcome.ERASED:
             batches.setdefault((task.batch_id, digest), []).append(subject)
-        else:
+        elif subject.outcome == SubjectOutcome.NOT_IN_TRAINING_SET:
             assert subject.no_data is not None
             documents[subject.task_id, subject.ordinal] = json.loads(subject.no_data)
     for (batch_id, digest), subjects in batches.items():

@@ -395,7 +395,8 @@ def upgrade() -> None:
         sa.Column("no_data", sa.LargeBinary(), nullable=True),
         sa.Column("outcome", sa.String(length=24), nullable=True),
         sa.CheckConstraint(
-            "outcome IN ('erased', 'not_in_training_set')", name=op.f("ck_task_subjects_outcome")
+            "outcome IN ('erased', 'erased_outside_training', 'not_in_training_set')",
+            name=op.f("ck_task_subjects_outcome"),
         ),
         sa.ForeignKeyConstraint(["task_id"], ["tasks.id"], name=op.f("fk_task_subjects_task_id")),
         sa.PrimaryKeyConstraint("task_id", "ordinal", name=op.f("pk_task_subjects")),

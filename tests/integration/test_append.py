@@ -1,6 +1,7 @@
 """Rows appended to a ready model: filtered, fitted, and released like an erasure."""
 
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -8,13 +9,15 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from app.bootstrap import Services
-from app.db import transitions
+from app.db import paths, transitions
 from app.db.states import JobKind
-from app.db.tables import Suppression
+from app.db.tables import DatasetPart, Job, Suppression
 from certificate.cli import run_verify
 from tests.integration.harness import dataset, parquet
 from tests.integration.model_api import Api, Headers, newest_statement, registered, subjects_held, work
 from worker import jobs
+from worker.pipeline import purge
+from worker.pipeline.context import Context
 from worker.pipeline.run import JOBS
 
 
@@ -54,6 +57,75 @@ def test_an_erased_subject_leaves_holdout_and_staged_parts_and_is_filtered_when_
     assert ready.call("GET", "/toy")["generation"] == 2
     parts = {entry["part"]: entry for entry in ready.call("GET", "/toy/dataset")}
     assert all(entry["state"] == "held" and entry["rows"] for entry in parts.values())
+
+
+def test_a_part_sent_while_the_erasure_runs_is_searched_before_the_identifiers_are_forgotten(
+    ready: Api, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One comes after the rows were resolved, another after the purge has searched."""
+    late = iter(["part2", "part3"])
+
+    def sending(stage: str) -> None:
+        original = getattr(purge, stage)
+
+        def first_send(context: Context) -> None:
+            if (name := next(late, None)) is not None:
+                ready.put(f"dataset/{name}", dataset(rows=40, seed=9))
+            original(context)
+
+        monkeypatch.setattr(purge, stage, first_send)
+
+    sending("look_for_members")
+    sending("sign_no_data")
+    ready.erase("s1", "s2")
+    work(services)
+    held = subjects_held(services)
+    assert held.keys() == {"part0", "h0", "part2", "part3"}
+    assert all(subjects.isdisjoint({"s1", "s2"}) for subjects in held.values())
+    assert len(services.storage.list("datasets") + services.storage.list("attempts")) == 5
+
+
+def test_a_staged_file_with_a_broken_footer_is_dropped_but_an_outage_drops_nothing(
+    ready: Api, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = dataset(rows=40, seed=9)
+    ready.put("dataset/broken", whole[:-200] + b"\xff" * 192 + whole[-8:])
+    ready.put("dataset/whole", whole)
+    with services.database.reading() as session:
+        staged = session.scalars(select(DatasetPart.path).where(DatasetPart.name == "whole")).one()
+    opened = type(services.storage).open
+
+    def failing(storage: object, path: str) -> IO[bytes]:
+        if path == staged:
+            raise OSError("the storage does not answer")
+        return opened(services.storage, path)
+
+    ready.erase("s1", "s2")
+    with monkeypatch.context() as patch:
+        patch.setattr(services.storage, "open", lambda path: failing(services.storage, path))
+        with pytest.raises(OSError, match="does not answer"):
+            work(services)
+    assert len(ready.call("GET", "/toy/dataset")) == 4
+    with services.database.writing() as session:
+        job = session.scalars(select(Job).where(Job.kind == JobKind.UNLEARN)).one()
+        transitions.attempt_failed(session, job, error="", now=job.created_at, max_attempts=5, backoff=0.0)
+    work(services)
+    assert subjects_held(services).keys() == {"part0", "h0", "whole"}
+
+
+def test_a_purge_deletes_what_the_models_ended_jobs_left_and_steps_over_foreign_files(
+    ready: Api, services: Services
+) -> None:
+    with services.database.reading() as session:
+        model_id, job_id = session.execute(select(Job.model_id, Job.id)).one()
+    left = f"{paths.attempts(job_id)}/0123/part0.parquet"
+    services.storage.write(left, [dataset()])
+    folder = services.settings.data_dir / "storage" / paths.uploaded(model_id)
+    (folder / ".nfs0001").write_bytes(b"")
+    ready.erase("s1", "s2")
+    work(services)
+    assert not services.storage.exists(left)
+    assert subjects_held(services).keys() == {"part0", "h0"}
 
 
 def test_an_append_is_a_release_that_is_noised_certified_and_counted(

@@ -153,6 +153,24 @@ def test_an_erasure_of_nobody_is_answered_with_signed_receipts(
     assert not auditor.verifies(items[2], "nobody1")
 
 
+def test_nobody_whose_rows_were_found_outside_the_training_data_is_told_that_none_are_held(
+    ready: Api, services: Services
+) -> None:
+    ready.put("dataset/part1", dataset(rows=50, subjects=50, seed=9))
+    where = ask(ready, "s1", "s40", "nobody", "noone")
+    work(services)
+    items = get(ready, f"{where}/receipts")["items"]
+    assert [item["outcome"] for item in items] == [
+        "erased",
+        "erased_outside_training",
+        "not_in_training_set",
+        "not_in_training_set",
+    ]
+    assert [item["receipt"] is None for item in items] == [False, True, False, False]
+    (alone,) = get(ready, f"{where}/receipts?ordinal=1")["items"]
+    assert (alone["receipt"], alone["certificate_id"]) == (None, None)
+
+
 def test_acknowledged_salts_are_nowhere_in_the_database(ready: Api, services: Services) -> None:
     where = ask(ready, "s1", "s2", "s3", "nobody")
     work(services)

@@ -21,6 +21,10 @@ class DatasetError(Exception):
     """The data does not fit the manifest; the message says where and how, never what a row holds."""
 
 
+# How the reading of a file that is no fit Parquet file can end; Arrow says OSError to a broken footer.
+FAULTS = (pa.ArrowException, DatasetError, KeyError, OSError, ValueError)
+
+
 @dataclass(frozen=True)
 class MemoryMapped:
     """Rows as the engine reads them: raw files in a scratch folder, mapped, not loaded."""

@@ -73,13 +73,17 @@ def sweep_uploads(context: Context) -> None:
             *session.scalars(select(ModelFile.path).where(ModelFile.model_id == model_id)),
         }
     for path in found:
-        if path not in recorded and _upload_of(path) not in under_way:
+        upload = _upload_of(path)
+        if upload is not None and path not in recorded and upload not in under_way:
             storage.delete(path)
 
 
-def _upload_of(path: str) -> UUID:
-    """datasets/{model}/{upload}, its .chunks/{start}, or a draft of either."""
-    return UUID(path.split("/")[2].partition(".")[0])
+def _upload_of(path: str) -> UUID | None:
+    """datasets/{model}/{upload}, its .chunks/{start}, or a draft of either; None: not Lethe's."""
+    try:
+        return UUID(path.split("/")[2].partition(".")[0])
+    except ValueError:  # a file system keeps its own there, such as .nfs… for what is deleted while open
+        return None
 
 
 def suppress(context: Context, session: Session, subjects: list[str]) -> None:

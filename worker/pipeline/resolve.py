@@ -3,18 +3,19 @@
 Nothing of the present generation is touched: an attempt that dies here leaves only its own folder behind.
 """
 
+import shutil
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-import pyarrow as pa
 from sqlalchemy import select
 
+from app.clock import new_id
 from app.db.states import PartRole, SubjectOutcome
 from app.db.tables import DatasetPart, Task, TaskSubject
-from app.storage import Stored
+from app.storage import Storage, StorageError, Stored
 from app.vault import row_of
 from certificate.commitment import SubjectCommitment, commit_subject
 from certificate.predicate import SMALLEST_DESCRIBED_SET
@@ -70,7 +71,7 @@ class Sorting:
     def without(self, part: DatasetPart, subjects: Collection[str]) -> tuple[str, str] | None:
         """Path and digest of the part's rows of everyone else; None when there are none."""
         storage = self.context.services.storage
-        target = self.context.path(f"part{len(self.rewritten)}.parquet")
+        target = self.context.path(f"part-{new_id().hex}.parquet")  # the purge writes beside the release's
         stored = datasets.rewrite_without(storage, part.path, subjects, target, self.scratch)
         rows = datasets.row_count(storage, target)
         if not rows:
@@ -79,18 +80,39 @@ class Sorting:
         self.rewritten.append(RewrittenPart(part.id, stored, rows))
         return stored.path, stored.sha256
 
-    def aside(self, part: DatasetPart, subjects: Collection[str]) -> None:
-        """Rows nothing was trained on, holdout or staged: they go as well, and are no part of F.
+    def aside(self, part: DatasetPart, subjects: Collection[str]) -> set[str]:
+        """Rows nothing was trained on, holdout or staged: they go as well, and are no part of F; whose.
 
         A staged file that cannot be searched may hold anyone's rows: it is not kept.
         """
         try:
-            if found := datasets.holders(self.context.services.storage, part.path, subjects):
+            found = datasets.holders(self.context.services.storage, part.path, subjects)
+            if found:
                 self.without(part, found)
-        except (pa.ArrowException, KeyError):
-            if part.first_generation is not None:
+        except datasets.FAULTS:
+            if part.first_generation is not None or not self._damaged(part, subjects):
                 raise
             self.emptied.append(part.id)
+            return set()
+        return found
+
+    def _damaged(self, part: DatasetPart, subjects: Collection[str]) -> bool:
+        """Whether the file is at fault and not the storage, whose outages look alike to Arrow.
+
+        Told from a copy that is the file bit for bit; where none can be had, the attempt ends here.
+        """
+        local = Storage(f"file://{self.scratch.absolute() / 'suspect'}")
+        copy = local.write("part", self.context.services.storage.read(part.path))
+        if copy.sha256 != part.sha256:
+            raise StorageError(f"not the file that was stored: {part.path}")
+        try:
+            datasets.holders(local, copy.path, subjects)
+            datasets.rewrite_without(local, copy.path, subjects, "rewritten", self.scratch)
+        except datasets.FAULTS as problem:
+            return getattr(problem, "errno", None) is None  # else this machine's disk
+        finally:
+            shutil.rmtree(self.scratch / "suspect")
+        return False
 
 
 def resolve(context: Context, scratch: Path) -> Resolved:
@@ -100,10 +122,11 @@ def resolve(context: Context, scratch: Path) -> Resolved:
     kept: list[tuple[str, str]] = []
     sorting = Sorting(context, scratch, [], [])
     held: set[str] = set()
+    seen: set[str] = set()
     storage = context.services.storage
     for part in context.holdings():
         if part.role != PartRole.TRAIN or part.first_generation is None:
-            sorting.aside(part, subjects.keys())
+            seen |= sorting.aside(part, subjects.keys())
             continue
         found = datasets.holders(storage, part.path, subjects.keys())
         original += datasets.class_counts(storage, part.path)
@@ -118,7 +141,7 @@ def resolve(context: Context, scratch: Path) -> Resolved:
         digests=tuple(digest for _, digest in kept),
         swap=Swap(tuple(sorting.rewritten), tuple(sorting.emptied)),
         shift=shift.measure(original, erased),
-        commitments=_record_outcomes(context, subjects, held),
+        commitments=_record_outcomes(context, subjects, held, seen),
     )
 
 
@@ -143,12 +166,14 @@ def subjects_of(context: Context) -> tuple[Places, int]:
     return places, len({row.task_id for row, _ in rows})
 
 
-def _record_outcomes(context: Context, subjects: Places, held: set[str]) -> tuple[SubjectCommitment, ...]:
+def _record_outcomes(
+    context: Context, subjects: Places, held: set[str], seen: set[str]
+) -> tuple[SubjectCommitment, ...]:
     """Outcome, salt and commitment of every subject; a later attempt replaces what an earlier one wrote."""
     commitments: list[SubjectCommitment] = []
     with context.writing() as session:
         for identifier, places in subjects.items():
-            outcome = SubjectOutcome.ERASED if identifier in held else SubjectOutcome.NOT_IN_TRAINING_SET
+            outcome = _outcome(identifier, held, seen)
             for task_id, ordinal, erasure_id in places:
                 entry = commit_subject(request_id=str(erasure_id), subject_id=identifier)
                 row = session.get_one(TaskSubject, (task_id, ordinal))
@@ -157,4 +182,14 @@ def _record_outcomes(context: Context, subjects: Places, held: set[str]) -> tupl
                 row.leaf = entry.leaf() if outcome == SubjectOutcome.ERASED else None
                 if outcome == SubjectOutcome.ERASED:
                     commitments.append(entry)
+                elif outcome == SubjectOutcome.ERASED_OUTSIDE_TRAINING:
+                    row.salt = row.commitment = None  # there will be no receipt
     return tuple(commitments)
+
+
+def _outcome(identifier: str, held: set[str], seen: set[str]) -> SubjectOutcome:
+    if identifier in held:
+        return SubjectOutcome.ERASED
+    if identifier in seen:
+        return SubjectOutcome.ERASED_OUTSIDE_TRAINING
+    return SubjectOutcome.NOT_IN_TRAINING_SET
