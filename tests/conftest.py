@@ -59,12 +59,13 @@ def postgres_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def postgres_template(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    _administer(postgres_url, "CREATE DATABASE lethe_template")
+    name = f"template_{secrets.token_hex(8)}"
+    _administer(postgres_url, f"CREATE DATABASE {name}")
     folder = tmp_path_factory.mktemp("pg-template")
-    services = Services(Settings(data_dir=folder, database_url=_named(postgres_url, "lethe_template")))
+    services = Services(Settings(data_dir=folder, database_url=_named(postgres_url, name)))
     migrate.upgrade(services)
     services.close()
-    return "lethe_template"
+    return name
 
 
 @pytest.fixture(params=DATABASES)
@@ -93,6 +94,7 @@ def settings(tmp_path: Path, database_url: str, redis_url: str) -> Settings:
         retry_backoff_seconds=0.1,
         requeue_after_seconds=0.5,
         lease_seconds=2,
+        create_keys=True,
     )
 
 

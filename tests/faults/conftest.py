@@ -29,6 +29,7 @@ def live(
             retry_backoff_seconds=0.1,
             requeue_after_seconds=2,
             lease_seconds=2,
+            create_keys=True,
         )
         running = Live(settings, folder)
         yield running

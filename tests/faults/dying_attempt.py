@@ -1,0 +1,59 @@
+"""One attempt that dies by SIGKILL at a named place: `before:module.function`, `after:…`, or `at:seconds`.
+
+    python -m tests.faults.dying_attempt PLACE WITNESS JOB TOKEN
+
+Un-noised weights are written to WITNESS, outside the data folder, so that a test can look for them there.
+"""
+
+import importlib
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from worker import attempt
+from worker.pipeline import release, run
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+def arm(place: str) -> None:
+    when, _, where = place.partition(":")
+    if when == "at":
+        threading.Timer(float(where), die).start()
+        return
+    module_name, _, name = where.rpartition(".")
+    module = importlib.import_module(module_name)
+    original = getattr(module, name)
+
+    def armed(*args: Any, **kwargs: Any) -> Any:
+        if when == "before":
+            die()
+        original(*args, **kwargs)
+        die()
+
+    setattr(module, name, armed)
+
+
+def witness_noise(witness: Path) -> None:
+    original = release.noised
+
+    def seen(w: Any, sigma: float) -> Any:
+        witness.write_bytes(w.numpy().tobytes())
+        return original(w, sigma)
+
+    release.noised = seen
+
+
+if __name__ == "__main__":
+    assert run.JOBS
+    place, witness, job, token = sys.argv[1:]
+    witness_noise(Path(witness))
+    arm(place)
+    attempt.main(UUID(job), UUID(token))
