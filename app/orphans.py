@@ -6,8 +6,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.bootstrap import Services
-from app.db.states import JobState
-from app.db.tables import DatasetPart, HeldDraw, Job, Version
+from app.db.paths import uploaded
+from app.db.states import JobState, ModelState, VersionState
+from app.db.tables import DatasetPart, HeldDraw, Job, Model, Version
 
 ATTEMPTS = "attempts"
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -20,9 +21,10 @@ def sweep(services: Services) -> int:
     The order makes it safe: files first, then who is at work, then what is referred to. An attempt that has
     ended by the second look has committed by then what the third one sees.
     """
+    swept = _sweep_retired(services)
     found = services.storage.list(ATTEMPTS)
     if not found:
-        return 0
+        return swept
     with services.database.reading() as session:
         working = {
             (str(job_id), str(token))
@@ -34,11 +36,22 @@ def sweep(services: Services) -> int:
     orphans = [path for path in found if path not in kept and _is_over(path, working)]
     for path in orphans:
         services.storage.delete(path)
-    return len(orphans)
+    return len(orphans) + swept
+
+
+def _sweep_retired(services: Services) -> int:
+    """A retired model holds nothing: this was on its way in, or its deletion was cut short."""
+    with services.database.reading() as session:
+        retired = session.scalars(select(Model.id).where(Model.state == ModelState.RETIRED)).all()
+    left = [(path, model_id) for model_id in retired for path in services.storage.list(uploaded(model_id))]
+    for model_id in {model_id for _, model_id in left}:
+        services.storage.delete(uploaded(model_id))
+    return len(left)
 
 
 def _referred_to(session: Session) -> set[str]:
-    paths = {*session.scalars(select(DatasetPart.path)), *session.scalars(select(Version.path))}
+    there = Version.state != VersionState.PURGED
+    paths = {*session.scalars(select(DatasetPart.path)), *session.scalars(select(Version.path).where(there))}
     for draft in session.scalars(select(HeldDraw.draft)):
         paths.add(draft["release"]["stored"]["path"])
         paths.update(part["stored"]["path"] for part in draft["swap"]["rewritten"])

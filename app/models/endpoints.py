@@ -2,7 +2,7 @@ from fastapi import APIRouter, Response
 
 from app.access.guard import CanAdminModels, CanReadModels, ServicesOf
 from app.db.tables import Model
-from app.models import repository, service
+from app.models import repository, retirement, service
 from app.models.schemas import (
     Appending,
     Flushed,
@@ -66,9 +66,15 @@ def change_model(
 
 @router.delete("/{name}")
 def retire_model(name: ModelName, caller: CanAdminModels, services: ServicesOf) -> ModelShown:
-    """Retire: no further erasures, appends or downloads. Refused while an erasure waits or runs."""
+    """Retire, and delete data and checkpoints. Certificates stay.
+
+    Refused while an erasure waits, runs or has failed. A model that never became ready may be retired all
+    the same: erasures that wait for it end with its data.
+    """
     with services.database.writing() as session:
-        return service.shown(session, service.retire(session, caller.tenant_id, name))
+        model = service.shown(session, retirement.retire(session, caller.tenant_id, name))
+    retirement.delete_files(services, model.id)
+    return model
 
 
 @router.get("/{name}/dataset")

@@ -1,4 +1,4 @@
-"""Models: their manifest, the start of registration and of an append, their end."""
+"""Models: their manifest, the start of registration and of an append."""
 
 from typing import Any
 from uuid import UUID
@@ -166,17 +166,3 @@ def request_flush(session: Session, tenant_id: UUID, name: str) -> int:
     waiting, _, _ = transitions.waiting_subjects(session, model.id)
     model.flush_requested = waiting > 0
     return waiting
-
-
-def retire(session: Session, tenant_id: UUID, name: str) -> Model:
-    """Retired twice is retired. Nobody who waits to be erased may be forgotten on the way."""
-    model = get(session, tenant_id, name, lock=True)
-    waiting, _, _ = transitions.waiting_subjects(session, model.id)
-    if model.state == ModelState.VALIDATING:
-        raise Conflict("The model is being validated; retire it when that is done.")
-    if waiting:
-        raise Conflict("Erasures wait for this model; flush and complete, or withdraw them first.")
-    if transitions.has_open_batch(session, model.id):
-        raise Conflict("A batch of this model is under way; retire it when that has ended.")
-    transitions.retire_model(session, model)
-    return model

@@ -12,11 +12,13 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from safetensors.torch import load
-from sqlalchemy import select
+from sqlalchemy import select, update
 
+from app import orphans
 from app.bootstrap import Services
 from app.db import manifest as manifests
-from app.db.tables import Batch, Version
+from app.db.states import TaskState
+from app.db.tables import Batch, Task, TaskSubject, Version
 from app.dispatcher import Dispatcher
 from certificate.assurance import check_assurance
 from tests.integration.harness import MANIFEST, dataset, parquet
@@ -187,6 +189,48 @@ def test_retiring_waits_for_nobody_and_ends_downloads(ready: Api, services: Serv
         "/v1/erasures", json={"subjects": ["s1"], "models": ["toy"]}, headers=ready.headers
     )
     assert asked.status_code == 422
+
+
+def test_a_retired_model_holds_nothing_any_more(ready: Api, services: Services) -> None:
+    ready.put("dataset/part1", dataset(rows=40, seed=9))
+    ready.call("PUT", "/toy/dataset/part2", 202, {"Content-Range": "bytes 0-2/9"}, content=b"abc")
+    evaluation = ready.gateway.post("/v1/models/toy/evaluations", headers=ready.headers).json()
+    model_id = ready.call("DELETE", "/toy")["id"]
+    assert services.storage.list("datasets") + services.storage.list("attempts") == []
+    assert ready.call("GET", "/toy/dataset") == []
+    with services.database.reading() as session:
+        assert session.scalars(select(Version.state)).all() == ["purged"]
+    work(services)
+    where = f"/v1/models/toy/evaluations/{evaluation['id']}"
+    assert ready.gateway.get(where, headers=ready.headers).json()["error"] == "the model changed; ask again"
+    services.storage.write(f"datasets/{model_id}/{model_id}", [b"an upload that came to its end too late"])
+    assert orphans.sweep(services) == 1
+    assert services.storage.list("datasets") == []
+
+
+def test_a_model_whose_erasure_failed_is_not_retired(ready: Api, services: Services) -> None:
+    ready.erase("s1", "s2")
+    with services.database.writing() as session:
+        session.execute(update(Task).values(state=TaskState.FAILED))
+    assert "failed" in ready.call("DELETE", "/toy", 409)["detail"]
+
+
+def test_a_model_that_never_became_ready_holds_up_no_erasure_once_retired(
+    api: Api, services: Services
+) -> None:
+    api.create()
+    api.put("dataset/part0", dataset())
+    asked = api.gateway.post("/v1/erasures", json={"subjects": ["s1"]}, headers=api.headers)
+    where = asked.headers["Location"]
+    assert api.gateway.get(where, headers=api.headers).json()["state"] != "completed"
+    api.call("DELETE", "/toy")
+    erasure = api.gateway.get(where, headers=api.headers).json()
+    assert erasure["state"] == "completed"
+    assert erasure["tasks"][0]["outcomes"] == {"not_in_training_set": 1}
+    assert services.storage.list("datasets") == []
+    with services.database.reading() as session:
+        assert session.scalars(select(TaskSubject.identifier)).all() == [None]
+    assert api.gateway.get(f"{where}/receipts", headers=api.headers).status_code == 410
 
 
 def test_a_holdout_without_subjects_is_taken(api: Api, services: Services) -> None:

@@ -39,7 +39,7 @@ class Footing(NamedTuple):
     """What a report stands on."""
 
     generation: int
-    version: int
+    version: int | None  # none when the model was retired
     parts: frozenset[UUID]
 
 
@@ -93,7 +93,7 @@ class ReportJob:
 def footing_of(session: Session, model_id: UUID) -> Footing:
     current = session.scalars(
         select(Version.number).where(Version.model_id == model_id, Version.state == VersionState.CURRENT)
-    ).one()
+    ).one_or_none()
     parts = session.scalars(
         select(DatasetPart.id).where(
             DatasetPart.model_id == model_id,
