@@ -36,7 +36,10 @@ def verify(
     subject: Annotated[str | None, typer.Option(help="Whom the receipt must be about.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable answer.")] = False,
 ) -> None:
-    """Verify a certificate offline: exit 0 verified, 1 not verified, 2 unusable input."""
+    """Verify a certificate offline: exit 0 verified, 1 not verified, 2 unusable input.
+
+    Without --keys the keys in the pack are used: the verdict says so, and the exit status is 0 all the same.
+    """
     raise typer.Exit(
         run_verify(
             pack=pack,
@@ -77,7 +80,7 @@ def _needs_extra(point: EntryPoint, missing: str) -> Callable[[], None]:
         )
         raise typer.Exit(2)
 
-    explain.__doc__ = f"(not installed: pip install 'lethe[{extra}]')"
+    explain.__doc__ = f"Not installed: it comes with the extra `{extra}`."
     return explain
 
 
