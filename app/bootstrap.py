@@ -6,12 +6,14 @@ from functools import cached_property
 from redis import Redis
 from rq import Queue
 
-from app import queueing, vault
+from app import queueing
 from app.access.cache import CallerCache
+from app.db.deployment import open_vault
 from app.db.session import Database
 from app.embedded import redis_url
 from app.settings import Settings
 from app.storage import Storage
+from app.vault import Vault
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class Services:
         return CallerCache()
 
     @cached_property
-    def vault(self) -> vault.Vault:
-        return vault.load_or_create(self.settings.deployment_key_path)
+    def vault(self) -> Vault:
+        return open_vault(self.settings, self.database)
 
     def close(self) -> None:
         if "database" in self.__dict__:

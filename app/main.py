@@ -21,6 +21,7 @@ from app.models.endpoints import router as models
 from app.models.file_endpoints import router as model_files
 from app.reports.endpoints import router as reports
 from app.settings import Settings
+from app.startup import check_deployment_key
 from app.uploads import Uploads
 from app.version import VERSION
 from app.versions.endpoints import router as versions
@@ -42,8 +43,8 @@ class State(TypedDict):
     uploads: Uploads
 
 
-def create_app(settings: Settings) -> FastAPI:
-    services, metrics = Services(settings), Metrics()
+def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
+    services, metrics = services or Services(settings), Metrics()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[State]:
@@ -98,8 +99,10 @@ PROBLEM = {
 
 def serve(settings: Settings) -> None:
     logs.configure(settings)
+    services = Services(settings)
+    check_deployment_key(services)
     uvicorn.run(
-        create_app(settings),
+        create_app(settings, services),
         host=settings.host,
         port=settings.port,
         log_config=None,

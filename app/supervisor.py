@@ -23,6 +23,7 @@ from app.access.scopes import Scope
 from app.bootstrap import Services
 from app.db.tables import ApiKey
 from app.settings import PREFIX, Settings
+from app.vault import KeyProblem
 
 TICK_SECONDS = 0.1
 READY_SECONDS = 60.0
@@ -117,7 +118,10 @@ class Supervisor:
         services = Services(self._settings)
         try:
             migrate.upgrade(services)
+            _ = services.vault  # here, where a missing or wrong key is one line, and not in every child
             secret = _first_key(services)
+        except KeyProblem as problem:
+            raise StartError(str(problem)) from None
         finally:
             services.close()
         self._say(f"Data folder   {self._settings.data_dir}")

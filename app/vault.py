@@ -12,6 +12,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 NONCE_BYTES = 12
 
 
+class KeyProblem(Exception):
+    """A key is missing or the wrong one; the message is one line that an operator can act on."""
+
+
 class Vault:
     def __init__(self, key: bytes) -> None:
         if len(key) != 32:
@@ -42,11 +46,29 @@ def _derive(key: bytes, purpose: bytes) -> bytes:
     return hmac.digest(key, b"lethe:" + purpose, hashlib.sha256)
 
 
-def load_or_create(path: Path) -> Vault:
-    """The key is made on first start, file mode 0600, never overwritten."""
-    if not path.exists():
-        write_private(path, os.urandom(32).hex().encode() + b"\n")
-    return Vault(bytes.fromhex(path.read_text().strip()))
+def create(path: Path) -> None:
+    """File mode 0600, never overwritten."""
+    write_private(path, os.urandom(32).hex().encode() + b"\n")
+
+
+def load(path: Path) -> Vault:
+    text = read_key(path, "deployment key")
+    try:
+        return Vault(bytes.fromhex(text.strip()))
+    except ValueError:
+        raise KeyProblem(f"the deployment key {path} is not 64 hex digits") from None
+
+
+def read_key(path: Path, name: str) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        raise KeyProblem(
+            f"there is no {name} at {path}; put it there, or let a new installation make one "
+            "with LETHE_CREATE_KEYS=true"
+        ) from None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise KeyProblem(f"the {name} {path} cannot be read ({type(problem).__name__})") from None
 
 
 def write_private(path: Path, content: bytes) -> None:

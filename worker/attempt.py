@@ -22,6 +22,7 @@ from app.db import transitions
 from app.db.states import JobKind, JobState
 from app.db.tables import Job
 from app.settings import load_settings
+from app.vault import KeyProblem
 
 log = logs.get("attempt")
 FENCED = 75  # another attempt took over; nothing of ours may be written any more
@@ -114,6 +115,8 @@ def _report(services: Services, job_id: UUID, token: UUID, problem: Exception) -
 
 def describe(problem: Exception) -> str:
     """Its kind and place. Messages of foreign errors may quote data, so they are left out."""
+    if isinstance(problem, KeyProblem):
+        return str(problem)
     frames = traceback.extract_tb(problem.__traceback__)
     last = frames[-1] if frames else None
     return f"{type(problem).__name__} in {last.name}" if last else type(problem).__name__

@@ -22,9 +22,13 @@ from app.bootstrap import Services
 from app.clock import now
 from app.db.tables import WorkerSeen
 from app.settings import Settings
+from app.startup import check_deployment_key, refuse
+from app.vault import KeyProblem
 from worker import jobs
 from worker.messages import Message, NotOurs, open_queue
+from worker.pipeline import log as certificate_log
 from worker.pipeline.scratch import sweep
+from worker.signing import check_known, load_signer, rotate
 
 log = logs.get("worker")
 
@@ -110,8 +114,33 @@ class Worker(SimpleWorker):
             super().set_shutdown_requested_date()  # type: ignore[no-untyped-call]
 
 
+def rotate_signing_key(settings: Settings) -> None:
+    """Let the signing key of the settings take over from the one in use."""
+    services = Services(settings)
+    try:
+        with services.database.writing() as session:
+            rotate(session, load_signer(settings), certificate_log.lock(session).size)
+    except KeyProblem as problem:
+        raise refuse(str(problem)) from None
+    finally:
+        services.close()
+
+
+def check_signing_key(services: Services) -> None:
+    """Exit rather than take jobs that could not be signed; a database that is away is waited for."""
+    try:
+        with services.database.reading() as session:
+            check_known(session, services.settings)
+    except KeyProblem as problem:
+        raise refuse(str(problem)) from None
+    except SQLAlchemyError as problem:
+        log.warning("database away, the signing key is checked later", problem=type(problem).__name__)
+
+
 def run(settings: Settings) -> None:
     services = Services(settings)
+    check_deployment_key(services)
+    check_signing_key(services)
     sweep(settings)
     jobs.use(services)
     worker = Worker.of(services)

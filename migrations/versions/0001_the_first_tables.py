@@ -13,6 +13,12 @@ BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 def upgrade() -> None:
     op.create_table(
+        "deployment",
+        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("key_check", sa.LargeBinary(length=32), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_deployment")),
+    )
+    op.create_table(
         "leases",
         sa.Column("name", sa.String(length=50), nullable=False),
         sa.Column("holder", sa.Uuid(), nullable=False),
@@ -471,3 +477,4 @@ def downgrade() -> None:
     op.drop_table("log_nodes")
     op.drop_table("log_head")
     op.drop_table("leases")
+    op.drop_table("deployment")

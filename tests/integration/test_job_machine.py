@@ -51,6 +51,7 @@ def timed(**where: Any) -> Settings:
         lease_seconds=10,
         retry_backoff_seconds=2,
         max_attempts=2,
+        create_keys=True,
         redis_url="redis://nobody.invalid",
         **where,
     )

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.vault import Vault, load_or_create, write_private
+from app.vault import KeyProblem, Vault, create, load, write_private
 
 KEY = bytes(range(32))
 
@@ -36,9 +36,11 @@ def test_hashes_differ_by_purpose_and_by_key() -> None:
 
 def test_the_key_is_made_once_and_private(tmp_path: Path) -> None:
     path = tmp_path / "keys" / "deployment.key"
-    sealed = load_or_create(path).encrypt("ada", row="r")
+    create(path)
+    sealed = load(path).encrypt("ada", row="r")
+    create(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert load_or_create(path).decrypt(sealed, row="r") == "ada"
+    assert load(path).decrypt(sealed, row="r") == "ada"
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -46,3 +48,13 @@ def test_a_secret_file_is_never_overwritten(tmp_path: Path) -> None:
     write_private(tmp_path / "k", b"first")
     write_private(tmp_path / "k", b"second")
     assert (tmp_path / "k").read_bytes() == b"first"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not hex", b"ab" * 31, b"\xff\xfe"])
+def test_a_missing_or_malformed_key_is_one_line(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "deployment.key"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(KeyProblem, match="deployment key") as problem:
+        load(path)
+    assert "\n" not in str(problem.value)

@@ -1,0 +1,135 @@
+"""Keys are made on embedded installations only, known again ever after, and replaced on request alone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.bootstrap import Services
+from app.certificates.service import key_set
+from app.clock import new_id, now
+from app.settings import Settings
+from app.vault import KeyProblem
+from certificate.keys import SigningKey
+from certificate.receipt import issue_no_data_held, verify_no_data_held
+from tests.integration.harness import environment
+from worker.attempt import describe
+from worker.pipeline import log
+from worker.signing import announce_key, check_known, load_signer, rotate
+
+
+def _without(settings: Settings, **changes: object) -> Services:
+    return Services(settings.model_copy(update=changes))
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ({}, True),
+        ({"redis_url": "redis://x"}, False),
+        ({"database_url": "sqlite:///x"}, False),
+        ({"redis_url": "redis://x", "create_keys": True}, True),
+        ({"create_keys": False}, False),
+    ],
+)
+def test_keys_are_made_where_everything_is_embedded_or_on_request(
+    given: dict[str, object], made: bool
+) -> None:
+    assert Settings.model_validate(given).may_create_keys is made
+
+
+def test_no_key_is_made_up_on_an_installation_with_servers(settings: Settings) -> None:
+    services = _without(settings, create_keys=None)
+    with pytest.raises(KeyProblem, match="no deployment key"):
+        _ = services.vault
+    with pytest.raises(KeyProblem, match="no signing key"):
+        load_signer(services.settings)
+    assert not settings.deployment_key_path.exists()
+    assert not settings.signing_key_path.exists()
+    services.close()
+
+
+def test_another_deployment_key_is_refused(settings: Settings, services: Services, tmp_path: Path) -> None:
+    assert services.vault is services.vault
+    other = tmp_path / "other.key"
+    other.write_text("ab" * 32)
+    for path, reason in ((other, "not the one"), (tmp_path / "missing.key", "there is no")):
+        wrong = _without(settings, deployment_key_file=path)
+        with pytest.raises(KeyProblem, match=reason):
+            _ = wrong.vault
+        wrong.close()
+    assert not (tmp_path / "missing.key").exists(), "the database knows a key: a new one could only be wrong"
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("part", ["gateway", "worker"])
+def test_a_part_without_its_key_ends_with_one_line(settings: Settings, part: str) -> None:
+    bare = settings.model_copy(update={"create_keys": False, "port": 0})
+    ended = subprocess.run(
+        [sys.executable, "-m", "client.cli", part],
+        env=environment(bare) | {"LETHE_CREATE_KEYS": "false", "HOME": os.environ.get("HOME", "/")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.count("\n") == 1
+    assert "there is no deployment key" in ended.stderr
+
+
+def test_a_strange_signing_key_signs_nothing_until_it_is_rotated_in(services: Services) -> None:
+    old, new = SigningKey.generate(), SigningKey.generate()
+    with services.database.writing() as session:
+        announce_key(session, old, 0)
+        announce_key(session, old, 3)
+    with (
+        services.database.writing() as session,
+        pytest.raises(KeyProblem, match="not the one in use") as told,
+    ):
+        announce_key(session, new, 3)
+    assert describe(told.value) == str(told.value), "the attempt's error says what to do"
+    with services.database.reading() as session, pytest.raises(KeyProblem, match="no signing key"):
+        check_known(session, services.settings)
+    assert not services.settings.signing_key_path.exists()
+    with services.database.writing() as session:
+        rotate(session, new, 3)
+        announce_key(session, new, 3)
+    for attempt in (announce_key, rotate):
+        with services.database.writing() as session, pytest.raises(KeyProblem, match="replaced by a newer"):
+            attempt(session, old, 3)
+
+
+def test_receipts_signed_since_the_last_leaf_outlive_a_rotation(services: Services) -> None:
+    old, new = SigningKey.generate(), SigningKey.generate()
+
+    def receipt(signer: SigningKey) -> bytes:
+        with services.database.writing() as session:
+            size = log.lock(session).size
+            announce_key(session, signer, size)
+        return issue_no_data_held(
+            request_id=str(new_id()),
+            subject_id="ada",
+            model="toy",
+            model_id=str(new_id()),
+            log_size=size,
+            issued_at=now(),
+            signer=signer,
+            salt="00" * 16,
+        ).raw
+
+    receipts = [receipt(old)]
+    with services.database.writing() as session:
+        rotate(session, new, log.lock(session).size)
+    receipts.append(receipt(new))
+    with services.database.writing() as session:
+        log.append(session, "00" * 32, new, "lethe")
+    receipts.append(receipt(new))
+    with services.database.reading() as session:
+        keys = key_set(session)
+    for raw in receipts:
+        verify_no_data_held(raw, keys)
+    windows = {key.key_id: (key.valid_from, key.valid_until) for key in keys.keys}
+    assert windows == {old.key_id: (0, 1), new.key_id: (0, None)}
