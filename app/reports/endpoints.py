@@ -2,7 +2,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Response
 
-from app.access.guard import CanAdminModels, CanAudit, CanReadModels, ServicesOf
+from app.access.guard import CanAdminModels, CanAudit, ServicesOf
 from app.certificates import service as certificates
 from app.db.tables import Report
 from app.models import service as models
@@ -31,7 +31,7 @@ def start_evaluation(
 
 @router.get("/models/{name}/evaluations")
 def list_evaluations(
-    name: ModelName, caller: CanReadModels, services: ServicesOf, limit: Limit = 50, cursor: Cursor = None
+    name: ModelName, caller: CanAudit, services: ServicesOf, limit: Limit = 50, cursor: Cursor = None
 ) -> Page[EvaluationShown]:
     """Newest first."""
     with services.database.reading() as session:
@@ -47,9 +47,12 @@ def list_evaluations(
 
 @router.get("/models/{name}/evaluations/{evaluation_id}")
 def get_evaluation(
-    name: ModelName, evaluation_id: UUID, caller: CanReadModels, services: ServicesOf
+    name: ModelName, evaluation_id: UUID, caller: CanAudit, services: ServicesOf
 ) -> EvaluationShown:
-    """State, and the figures once it is completed."""
+    """State, and the figures once it is completed. They are un-noised, so they are for auditors.
+
+    Deleted when the next erasure takes rows from the data they were measured on.
+    """
     with services.database.reading() as session:
         report = service.evaluation(session, caller.tenant_id, name, evaluation_id)
         return service.shown_evaluation(session, report)
@@ -87,7 +90,10 @@ def list_audits(
 
 @router.get("/certificates/{certificate_id}/audits/{audit_id}")
 def get_audit(certificate_id: UUID, audit_id: UUID, caller: CanAudit, services: ServicesOf) -> AuditShown:
-    """State, and p-values, power and verdict once it is completed."""
+    """State, and p-values, power and verdict once it is completed.
+
+    Deleted when the next erasure takes rows from the data it was measured on.
+    """
     with services.database.reading() as session:
         report = service.audit(session, caller.tenant_id, certificate_id, audit_id)
         return service.shown_audit(session, report)

@@ -47,6 +47,8 @@ def test_registration_reports_what_it_measured(ready: Api, services: Services) -
     assert report["dimension"] == 21
     assert report["distance_bound"] <= MANIFEST["policy"]["target_distance"]
     assert 0 < report["sigma_relative"] < 0.1
+    for name in ("gradient_norm", "distance_bound", "sigma_relative"):
+        assert report[name] == float(f"{report[name]:.1e}"), "two digits"
     assert report["warnings"] == ["30 subjects have rows both in the training data and in the holdout"]
     assert [entry | {"size": 0} for entry in ready.call("GET", "/toy/dataset")] == [
         {"part": "part0", "role": "train", "state": "held", "rows": 120, "size": 0},

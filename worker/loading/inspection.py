@@ -19,6 +19,8 @@ from worker.loading.datasets import FEATURES, LABEL, SUBJECT
 # Means and variances within these of 0 and 1 look like constants computed from the very data.
 STANDARDISED_MEAN, STANDARDISED_VARIANCE = 0.05, 0.1
 STANDARDISED_SHARE, STANDARDISED_ROWS = 0.9, 20
+# With fewer subjects a class's count is a few people's label.
+DESCRIBED_SUBJECTS = 20
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Inspection:
     rows: dict[str, int] = field(default_factory=dict)
     classes: Counter[int] = field(default_factory=Counter)
     subjects: Distinct = field(default_factory=Distinct)
+    _people: dict[int, set[str]] = field(default_factory=dict)
+    """Some subjects of each class, until there are enough to tell its size."""
     _sum: npt.NDArray[np.float64] | None = None
     _squares: npt.NDArray[np.float64] | None = None
 
@@ -94,6 +98,13 @@ class Inspection:
         self.rows[path] = tally.rows
         self.problems += [f"{name}: {problem}" for problem in tally.described()]
 
+    def describable(self) -> bool:
+        """Whether every class has rows of enough different subjects for its size to be told."""
+        classes = self.expected.classes
+        return classes is not None and all(
+            len(self._people.get(c, ())) >= DESCRIBED_SUBJECTS for c in range(classes)
+        )
+
     def looks_standardised(self) -> bool:
         if self._sum is None or self._squares is None or self.total < STANDARDISED_ROWS:
             return False
@@ -108,6 +119,7 @@ class Inspection:
             column = batch.column(SUBJECT).cast(pa.string())
             tally.note("subject_id is missing", column.is_null())
             self.subjects.add(column.drop_null())
+            self._count_people(column, batch.column(LABEL))
         self._look_at_labels(batch.column(LABEL), tally)
         lists = batch.column(FEATURES)
         tally.note("the features are missing", lists.is_null())
@@ -120,6 +132,13 @@ class Inspection:
         self._squares = np.einsum("ij,ij->j", values, values) + (
             0 if self._squares is None else self._squares
         )
+
+    def _count_people(self, subjects: pa.Array, labels: pa.Array) -> None:
+        for c in range(self.expected.classes or 0):
+            known = self._people.setdefault(c, set())
+            if len(known) < DESCRIBED_SUBJECTS:
+                own = pc.unique(subjects.filter(pc.equal(labels, c)).drop_null())
+                known.update(own[: 2 * DESCRIBED_SUBJECTS].to_pylist())
 
     def _look_at_labels(self, labels: pa.Array, tally: "_Tally") -> None:
         tally.note("the label is missing", labels.is_null())

@@ -26,25 +26,32 @@ from worker.pipeline.resolve import subjects_of
 from worker.pipeline.scratch import working_folder
 
 log = logs.get("pipeline")
+UNFINISHED = "the test was begun and has not ended"
 
 
 def look_for_members(context: Context) -> None:
-    """Once for a published batch; a repeated attempt finds the report, or the rows still there."""
+    """Once for a published batch, and begun once only: what killed one attempt would kill the next.
+
+    So the report is there from the beginning, and says that the test did not end until it has.
+    """
     report = _wanted(context)
     if report is None:
         return
+    with context.writing() as session:
+        session.add(report)
+    result, error = None, None
     try:
-        report.result = _measured(context, report)
+        result = _measured(context, report)
     except CannotContinue as problem:
-        report.error = str(problem)
+        error = str(problem)
     except transitions.TokenLost:
         raise
     except Exception as problem:  # the purge goes first; foreign messages may quote data
-        report.error = f"the test could not be run: {type(problem).__name__}"
-    report.completed_at = now()
+        error = f"the test could not be run: {type(problem).__name__}"
     with context.writing() as session:
-        session.add(report)
-    log.info("membership tested", report=str(report.id), failed=report.error is not None)
+        mine = session.get_one(Report, report.id)
+        mine.result, mine.error, mine.completed_at = result, error and error[:1000], now()
+    log.info("membership tested", report=str(report.id), failed=error is not None)
 
 
 def _wanted(context: Context) -> Report | None:
@@ -64,6 +71,7 @@ def _wanted(context: Context) -> Report | None:
         certificate_id=version.certificate_id,
         version=version.number,
         job_id=context.job_id,
+        error=UNFINISHED,
         created_at=now(),
     )
 
@@ -105,12 +113,14 @@ def _forget(job: ReportJob) -> LinearObjective:
                 DatasetPart.last_generation.is_not(None),
             )
         ).all()
-    subjects, manifest = subjects_of(context)[0].keys(), context.manifest
-    rows = datasets.memory_map(
-        context.services.storage, replaced, manifest.width, job.scratch / "forget", subjects
-    )
-    if len(rows.labels) < SMALLEST_DESCRIBED_SET:
-        raise CannotContinue(f"fewer than {SMALLEST_DESCRIBED_SET} records: no figures are kept of so few")
+    storage, manifest = context.services.storage, context.manifest
+    subjects: set[str] = set()
+    asked = subjects_of(context)[0].keys()
+    for path in replaced:
+        subjects |= datasets.holders(storage, path, asked)
+    if len(subjects) < SMALLEST_DESCRIBED_SET:  # as many records follow: everyone has one
+        raise CannotContinue(f"fewer than {SMALLEST_DESCRIBED_SET} subjects: no figures are kept of so few")
+    rows = datasets.memory_map(storage, replaced, manifest.width, job.scratch / "forget", subjects)
     objective = family_of(manifest).objective(manifest, ArrayRows(rows.features, rows.labels), None)
     if not isinstance(objective, LinearObjective):
         raise CannotContinue(f"a model of the family {manifest.family} cannot be tested here")

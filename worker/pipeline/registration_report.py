@@ -10,9 +10,6 @@ from torch import Tensor
 from app.db.manifest import Manifest
 from worker.loading.inspection import Inspection
 
-# Below this many rows a class's count is a few people's label.
-SMALLEST_DESCRIBED_CLASS = 20
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -35,23 +32,27 @@ def compose(manifest: Manifest, measured: Measured) -> dict[str, Any]:
         "classes": _histogram(measured.trained),
         "dimension": measured.weights.numel(),
         "weights": measured.origin,
-        "gradient_norm": measured.gradient_norm,
-        "distance_bound": measured.distance,
+        "gradient_norm": _rough(measured.gradient_norm),
+        "distance_bound": _rough(measured.distance),
         "curvature_floor": measured.curvature_floor,
         "sigma": sigma,
         # the noise's expected length against that of the weights
-        "sigma_relative": sigma * math.sqrt(measured.weights.numel()) / norm if norm else None,
+        "sigma_relative": _rough(sigma * math.sqrt(measured.weights.numel()) / norm) if norm else None,
         "seconds": round(measured.seconds, 3),
         "warnings": warnings(manifest, measured),
     }
 
 
+def _rough(figure: float) -> float:
+    """Two digits: the report is kept for ever, and these are un-noised functions of everyone's rows."""
+    return float(f"{figure:.1e}")
+
+
 def _histogram(trained: Inspection) -> dict[str, int] | None:
-    """Rows per class, when every class is large enough to be told."""
-    classes = trained.expected.classes
-    if classes is None or any(trained.classes[c] < SMALLEST_DESCRIBED_CLASS for c in range(classes)):
+    """Rows per class, when every class has enough different subjects to be told."""
+    if trained.expected.classes is None or not trained.describable():
         return None
-    return {str(c): trained.classes[c] for c in range(classes)}
+    return {str(c): trained.classes[c] for c in range(trained.expected.classes)}
 
 
 def warnings(manifest: Manifest, measured: Measured) -> list[str]:
@@ -69,6 +70,6 @@ def warnings(manifest: Manifest, measured: Measured) -> list[str]:
     if measured.distance > target:
         found.append(
             f"the uploaded weights are not the objective's optimum: their certified distance is "
-            f"{measured.distance:.3g}, the target {target:.3g}; the first erasure will move the model there"
+            f"{measured.distance:.1e}, the target {target:.3g}; the first erasure will move the model there"
         )
     return found

@@ -136,6 +136,16 @@ def test_subjects_are_counted_across_parts_and_shared_ones_found() -> None:
     assert (len(one.seen), one.shared(other)) == (3, 1)
 
 
+@pytest.mark.parametrize(("people", "described"), [(19, False), (20, True)])
+def test_the_classes_are_described_by_people_not_by_rows(
+    storage: Storage, people: int, described: bool
+) -> None:
+    subjects = [f"s{i % people}" for i in range(200)]
+    labels = [int(i >= 100) for i in range(200)]
+    path = _write(storage, subject_id=subjects, label=labels, features=_features(np.ones((200, 2))))
+    assert _inspect(storage, path).describable() is described
+
+
 def test_a_rewritten_part_holds_everyone_else(storage: Storage, tmp_path: Path) -> None:
     path = _write(storage, **GOOD)
     datasets.rewrite_without(storage, path, ["a"], "data/new", tmp_path)
