@@ -40,6 +40,11 @@ class Settings(BaseSettings):
     upload_idle_seconds: float = Field(
         30.0, gt=0, le=3600, description="Silence after which a sender of a file is given up."
     )
+    max_dataset_bytes: int = Field(
+        64 << 30,
+        ge=1024,
+        description="Most bytes that a model's rows may take unpacked; Parquet can be tiny.",
+    )
     import_roots: str = Field(
         "",
         description="URI prefixes that data may be imported from, separated by spaces; empty: from nowhere.",
