@@ -1,5 +1,7 @@
 """Datasets: Parquet parts with `subject_id`, `label` and `features`, streamed, never all in memory."""
 
+import hashlib
+import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from app.storage import CHUNK, Storage, Stored
+from app.storage import CHUNK, Storage, StorageError, Stored
 
 SUBJECT, LABEL, FEATURES = "subject_id", "label", "features"
-BATCH_ROWS = 8192
+BATCH_ROWS, BATCH_BYTES = 8192, 64 << 20  # whichever is less: a row can be wide
 
 
 class DatasetError(Exception):
@@ -93,7 +95,24 @@ def batches(storage: Storage, path: str, columns: Sequence[str]) -> Iterator[pa.
 
 
 def _batches(source: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    yield from source.iter_batches(BATCH_ROWS, columns=list(columns))
+    kind = source.schema_arrow.field(FEATURES).type if FEATURES in columns else None
+    wide = kind.list_size if kind is not None and pa.types.is_fixed_size_list(kind) else 1
+    rows = max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes(wide)))
+    yield from source.iter_batches(rows, columns=list(columns))
+
+
+def row_bytes(width: int) -> int:
+    """Of one row with its label, laid out in float64."""
+    return 8 * (width + 1)
+
+
+def check_bytes(storage: Storage, path: str, sha256: str) -> None:
+    """Raise when the file is not the one that was recorded: a certificate commits to what it says."""
+    digest = hashlib.sha256()
+    for chunk in storage.read(path):
+        digest.update(chunk)
+    if digest.hexdigest() != sha256:
+        raise StorageError(f"not the file that was stored: {path}")
 
 
 def holders(storage: Storage, path: str, subjects: Collection[str]) -> set[str]:
@@ -181,6 +200,8 @@ def memory_map(
     """Lay the rows of all parts out as two raw files in `scratch`, and map them; only those of `subjects`."""
     scratch.mkdir(parents=True, exist_ok=True)
     rows, dtype = 0, _precision(storage, paths)
+    if subjects is None:
+        _require_room(sum(row_count(storage, path) for path in paths) * row_bytes(width), scratch)
     wanted = None if subjects is None else pa.array(sorted(subjects), pa.string())
     columns = [LABEL, FEATURES] if wanted is None else [SUBJECT, LABEL, FEATURES]
     with (scratch / "features.bin").open("wb") as features, (scratch / "labels.bin").open("wb") as labels:
@@ -199,6 +220,13 @@ def memory_map(
         np.memmap(scratch / "features.bin", dtype, "r", shape=(rows, width)),
         np.memmap(scratch / "labels.bin", np.float64, "r", shape=(rows,)),
     )
+
+
+def _require_room(needed: int, scratch: Path) -> None:
+    """Asked before the first row is written: a small file may hold very many."""
+    free = shutil.disk_usage(scratch).free
+    if needed > free:
+        raise DatasetError(f"the rows need {needed} bytes in the working folder, where {free} are free")
 
 
 def _precision(storage: Storage, paths: Sequence[str]) -> np.dtype[np.floating]:

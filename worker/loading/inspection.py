@@ -28,6 +28,7 @@ class Expected:
     width: int
     classes: int | None  # None: real targets
     needs_subject: bool = True
+    most_bytes: int | None = None  # that the rows of all parts may take, laid out
 
 
 class Distinct:
@@ -70,6 +71,7 @@ class Inspection:
     subjects: Distinct = field(default_factory=Distinct)
     _people: dict[int, set[str]] = field(default_factory=dict)
     """Some subjects of each class, until there are enough to tell its size."""
+    _claimed: int = 0
     _sum: npt.NDArray[np.float64] | None = None
     _squares: npt.NDArray[np.float64] | None = None
 
@@ -88,6 +90,10 @@ class Inspection:
         )
         if problems:
             self.problems += [f"{name}: {problem}" for problem in problems]
+            return
+        self._claimed += datasets.row_count(storage, path) * datasets.row_bytes(expected.width)
+        if expected.most_bytes is not None and self._claimed > expected.most_bytes:
+            self.problems.append(f"{name}: too many rows: unpacked they would pass max_dataset_bytes")
             return
         with_subjects = datasets.has_subjects(storage, path)
         columns = [LABEL, FEATURES, *([SUBJECT] if with_subjects else [])]

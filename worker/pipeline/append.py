@@ -49,7 +49,11 @@ def resolve_append(context: Context, scratch: Path) -> Resolved:
 def _checked(context: Context, staged: list[DatasetPart], problems: list[str]) -> dict[str, int]:
     """Rows of each staged part, or everything that is wrong with them."""
     manifest = context.manifest
-    inspection = Inspection(Expected(manifest.width, family_of(manifest).classes(manifest)))
+    held = sum(part.rows or 0 for part in context.parts()) * datasets.row_bytes(manifest.width)
+    room = context.services.settings.max_dataset_bytes - held
+    inspection = Inspection(Expected(manifest.width, family_of(manifest).classes(manifest), most_bytes=room))
+    for part in [*context.parts(), *staged]:
+        datasets.check_bytes(context.services.storage, part.path, part.sha256)
     for part in staged:
         inspection.add(context.services.storage, f"dataset {part.name}", part.path)
     problems = [*problems, *inspection.problems]

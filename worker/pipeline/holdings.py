@@ -7,10 +7,11 @@ from sqlalchemy import delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from app.clock import now
+from app.clock import new_id, now
 from app.db import paths
 from app.db.states import ModelState
 from app.db.tables import DatasetImport, DatasetPart, ModelFile, Suppression, Upload
+from app.storage import Stored
 from app.vault import Vault
 from worker.loading import datasets, imports
 from worker.loading.imports import ImportFailed
@@ -23,7 +24,8 @@ _MANY = 1000
 def bring_in(context: Context) -> list[str]:
     """Copy what is to be imported; what could not be had, as reasons.
 
-    The copy is named by its import, so that a second attempt writes over what a first one left.
+    Every attempt writes a file of its own, announced like an upload: one that lost its token changes nothing
+    that another has recorded, and what it leaves is swept.
     """
     with context.services.database.reading() as session:
         planned = session.scalars(
@@ -31,26 +33,37 @@ def bring_in(context: Context) -> list[str]:
         ).all()
     problems = []
     for entry in planned:
-        target = paths.upload(context.model.id, entry.id)
+        with context.writing() as session:
+            upload = Upload(
+                id=new_id(), model_id=context.model.id, target=f"import/{entry.role}/{entry.name}"
+            )
+            session.add(upload)
+        target = paths.upload(context.model.id, upload.id)
+        stored = None
         try:
             stored = imports.copy(context.services.settings, context.services.storage, entry.uri, target)
         except ImportFailed as problem:
             problems.append(f"{entry.role} {entry.name}: not imported, {problem}")
-            continue
         with context.writing() as session:
-            session.add(
-                DatasetPart(
-                    model_id=context.model.id,
-                    name=entry.name,
-                    role=entry.role,
-                    path=stored.path,
-                    sha256=stored.sha256,
-                    size=stored.size,
-                    first_generation=None if context.model.state == ModelState.READY else 0,
-                )
-            )
-            session.execute(delete(DatasetImport).where(DatasetImport.id == entry.id))
+            session.execute(delete(Upload).where(Upload.id == upload.id))
+            if stored is not None:
+                _record(context, session, entry, stored)
     return problems
+
+
+def _record(context: Context, session: Session, entry: DatasetImport, stored: Stored) -> None:
+    session.add(
+        DatasetPart(
+            model_id=context.model.id,
+            name=entry.name,
+            role=entry.role,
+            path=stored.path,
+            sha256=stored.sha256,
+            size=stored.size,
+            first_generation=None if context.model.state == ModelState.READY else 0,
+        )
+    )
+    session.execute(delete(DatasetImport).where(DatasetImport.id == entry.id))
 
 
 def sweep_uploads(context: Context) -> None:
@@ -64,10 +77,7 @@ def sweep_uploads(context: Context) -> None:
         session.execute(
             delete(Upload).where(Upload.model_id == model_id, Upload.touched_at < now() - UPLOAD_LIFE)
         )
-        under_way = {
-            *session.scalars(select(Upload.id).where(Upload.model_id == model_id)),
-            *session.scalars(select(DatasetImport.id).where(DatasetImport.model_id == model_id)),
-        }
+        under_way = set(session.scalars(select(Upload.id).where(Upload.model_id == model_id)))
         recorded = {
             *session.scalars(select(DatasetPart.path).where(DatasetPart.model_id == model_id)),
             *session.scalars(select(ModelFile.path).where(ModelFile.model_id == model_id)),

@@ -23,7 +23,7 @@ from worker.engine.objective import CertifiedGradient
 from worker.engine.training import train
 from worker.engine.trust_region import SolverSettings
 from worker.engine.validation import EngineInputError
-from worker.loading import checkpoints
+from worker.loading import checkpoints, datasets
 from worker.loading.checkpoints import CheckpointError
 from worker.loading.families import Family, FamilyError, FamilyObjective, family_of
 from worker.loading.inspection import Expected, Inspection
@@ -139,8 +139,10 @@ def _validate(context: Context, scratch: Path) -> Registered:
 def _inspected(context: Context, family: Family, role: PartRole) -> Inspection:
     training = role == PartRole.TRAIN
     manifest = context.manifest
-    inspection = Inspection(Expected(manifest.width, family.classes(manifest), needs_subject=training))
+    most = context.services.settings.max_dataset_bytes
+    inspection = Inspection(Expected(manifest.width, family.classes(manifest), training, most))
     for part in context.parts(role):
+        datasets.check_bytes(context.services.storage, part.path, part.sha256)
         name = f"{'dataset' if training else 'holdout'} {part.name}"
         inspection.add(context.services.storage, name, part.path)
     return inspection

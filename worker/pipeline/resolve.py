@@ -128,6 +128,7 @@ def resolve(context: Context, scratch: Path) -> Resolved:
         if part.role != PartRole.TRAIN or part.first_generation is None:
             seen |= sorting.aside(part, subjects.keys())
             continue
+        datasets.check_bytes(storage, part.path, part.sha256)
         found = datasets.holders(storage, part.path, subjects.keys())
         original += datasets.class_counts(storage, part.path)
         erased += datasets.class_counts(storage, part.path, found) if found else Counter()

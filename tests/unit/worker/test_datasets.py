@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from app.settings import Settings
-from app.storage import Storage
+from app.storage import Storage, StorageError
 from worker.loading import datasets, imports
 from worker.loading.imports import ImportFailed
 from worker.loading.inspection import Distinct, Expected, Inspection
@@ -144,6 +145,40 @@ def test_the_classes_are_described_by_people_not_by_rows(
     labels = [int(i >= 100) for i in range(200)]
     path = _write(storage, subject_id=subjects, label=labels, features=_features(np.ones((200, 2))))
     assert _inspect(storage, path).describable() is described
+
+
+def test_a_small_file_of_very_many_rows_is_refused_before_a_row_is_read(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = 20_000
+    path = _write(storage, subject_id=["a"] * many, label=[0] * many, features=_features(np.zeros((many, 2))))
+    assert sum(len(chunk) for chunk in storage.read(path)) < many
+
+    def no_row(*_: Any) -> Any:
+        raise AssertionError("a row was read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets, "_batches", no_row)
+        found = _inspect(storage, path, most_bytes=100_000)
+        assert found.problems == ["dataset p: too many rows: unpacked they would pass max_dataset_bytes"]
+        patch.setattr(datasets.shutil, "disk_usage", lambda _: SimpleNamespace(free=100_000))
+        with pytest.raises(datasets.DatasetError, match="480000 bytes in the working folder"):
+            datasets.memory_map(storage, [path], 2, tmp_path / "rows")
+    assert _inspect(storage, path, most_bytes=480_000).problems == []
+
+
+def test_batches_of_wide_rows_are_short(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "BATCH_BYTES", 100)
+    path = _write(storage, subject_id=list("abcde"), label=[0] * 5, features=_features(np.ones((5, 5))))
+    assert [batch.num_rows for batch in datasets.batches(storage, path, ["features"])] == [2, 2, 1]
+
+
+def test_bytes_that_are_not_those_recorded_are_noticed(storage: Storage) -> None:
+    stored = storage.write("data/part", [b"as it was sent"])
+    datasets.check_bytes(storage, stored.path, stored.sha256)
+    storage.write("data/part", [b"as it became"])
+    with pytest.raises(StorageError, match="not the file that was stored"):
+        datasets.check_bytes(storage, stored.path, stored.sha256)
 
 
 def test_a_rewritten_part_holds_everyone_else(storage: Storage, tmp_path: Path) -> None:
