@@ -1,6 +1,7 @@
 """`python -m certificate verify pack.json --model model.safetensors`: the checklist on a terminal.
 
-Exit status: 0 verified, 1 not verified, 2 the input could not be used.
+Exit status: 0 verified, 1 not verified, 2 the input could not be used. Without `--keys` a pack is verified
+under its own keys: the verdict says so, in JSON as `"keys": "from the pack"`, and the status is still 0.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from certificate.errors import UnusableInput
+from certificate.evidence import EvidenceRecord
 from certificate.records import MAX_DOCUMENT, printable
 from certificate.verify import Line, Report, verify
 
@@ -58,7 +60,8 @@ def render(report: Report) -> list[str]:
     """The report as lines of text."""
     lines = [report.headline, "", *(_render_line(line) for line in report.lines), ""]
     if report.verified:
-        lines.append("VERIFIED. This proves:")
+        own = " under the key that came with the pack" if report.keys == "from the pack" else ""
+        lines.append(f"VERIFIED{own}. This proves:")
         lines.extend(f"  + {sentence}" for sentence in report.proves)
         lines.append("It does not prove:")
         lines.extend(f"  - {sentence}" for sentence in report.does_not_prove)
@@ -75,7 +78,7 @@ def _render_line(line: Line) -> str:
 def _read(path: Path, what: str) -> bytes:
     try:
         with path.open("rb") as stream:
-            data = stream.read(MAX_DOCUMENT + 1)
+            data = stream.read(EvidenceRecord.room * MAX_DOCUMENT + 1)
     except (OSError, ValueError) as error:
         raise UnusableInput(f"{what}: {error}") from None
     return data

@@ -7,16 +7,17 @@ check that it opens the commitment and that it supports the bound.
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from certificate.predicate import Rule
-from certificate.records import Count, NonNegative, Record, Salt, Text, Uuid7
+from certificate.records import Count, NonNegative, Record, Salt, Text, Uuid7, at_most
 
 _DOMAIN = b"urn:lethe:evidence:v1\x00"
 
 Setting = bool | Annotated[int, Field(gt=-(2**53), lt=2**53)] | float | Text | None
+Settings = Annotated[dict[Text, Setting], Field(max_length=1000)]
 
 
 class TraceStep(Record):
@@ -41,7 +42,7 @@ class LanczosRun(Record):
     failure_probability: Annotated[float, Field(gt=0, lt=1)]
     ritz_min: float
     ritz_max: float
-    ritz_values: tuple[float, ...] = ()
+    ritz_values: Annotated[tuple[float, ...], at_most(100_000)] = ()
     rounding_slack: NonNegative
 
 
@@ -49,7 +50,7 @@ class Curvature(Record):
     """What rule B2 needs at the final point: μ₀, the Hessian's Lipschitz bound M on a ball, h = M·G/μ₀²."""
 
     floor: float
-    runs: tuple[LanczosRun, ...]
+    runs: Annotated[tuple[LanczosRun, ...], at_most(1000)]
     hessian_lipschitz: NonNegative
     hessian_lipschitz_source: Literal["analytic", "sampled"]
     hessian_lipschitz_derivation: Text
@@ -82,6 +83,8 @@ class EvidenceRecord(Record):
     `method` holds what a published method reports besides: its own bounds and the constants in them.
     """
 
+    room: ClassVar[int] = 8
+
     format: Literal["urn:lethe:evidence:v1"] = "urn:lethe:evidence:v1"
     certificate_id: Uuid7
     rule: Rule
@@ -91,11 +94,11 @@ class EvidenceRecord(Record):
     curvature: Curvature | None = None
     paper_distance: NonNegative | None = None
     posterior_distance: NonNegative | None = None
-    method: dict[Text, Setting] = Field(default_factory=dict)
-    trace: tuple[TraceStep, ...]
+    method: Settings = Field(default_factory=dict)
+    trace: Annotated[tuple[TraceStep, ...], at_most(10_000)]
     shift: Shift | None
     utility: Utility | None
-    solver: dict[Text, Setting]
+    solver: Settings
     seconds_total: NonNegative | None = None
     salt: Salt
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
-from typing import Literal, Protocol, Self
+from typing import Annotated, Literal, Protocol, Self
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import model_validator
 
-from certificate.records import Count, Record, Sha256
+from certificate.records import Count, Record, Sha256, at_most
 
 ALGORITHM = "ecdsa-p256-sha256"
 
@@ -120,7 +120,7 @@ class PublicKey(Record):
 class KeySet(Record):
     """Every key an issuer has signed with: the body of `GET /v1/keys`."""
 
-    keys: tuple[PublicKey, ...]
+    keys: Annotated[tuple[PublicKey, ...], at_most(1000)]
 
     @model_validator(mode="after")
     def _one_entry_per_key(self) -> Self:

@@ -13,7 +13,7 @@ from certificate.evidence import EvidenceRecord
 from certificate.keys import KeySet
 from certificate.predicate import Lifetime, Mechanism
 from certificate.receipt import Receipt
-from certificate.records import Count, Probability, Record, Sha256, Uuid7
+from certificate.records import Count, Probability, ProofPath, Record, Sha256, Uuid7, at_most
 
 Base64 = Annotated[str, Field(max_length=2**24)]
 
@@ -50,21 +50,21 @@ class LogEntry(Record):
 
     checkpoint: str
     index: Count
-    path: tuple[Sha256, ...]
+    path: ProofPath
 
 
 class Consistency(Record):
     """Proof that the tree of `old_size` leaves is a prefix of the pack's tree head."""
 
     old_size: Count
-    path: tuple[Sha256, ...]
+    path: ProofPath
 
 
 class EarlierHead(Record):
     """A signed tree head someone kept, with the proof that leads from it to the pack's: a `--since` file."""
 
     checkpoint: str
-    path: tuple[Sha256, ...] = ()
+    path: ProofPath = ()
 
 
 class Pack(Record):
@@ -72,10 +72,10 @@ class Pack(Record):
 
     format: Literal["urn:lethe:pack:v1"] = "urn:lethe:pack:v1"
     envelope: Base64
-    predecessors: tuple[Predecessor, ...] = ()
+    predecessors: Annotated[tuple[Predecessor, ...], at_most(10_000)] = ()
     log: LogEntry
     keys: KeySet
-    consistency: tuple[Consistency, ...] = ()
+    consistency: Annotated[tuple[Consistency, ...], at_most(64)] = ()
     evidence: EvidenceRecord | None = None
     receipt: Receipt | None = None
 

@@ -11,7 +11,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from certificate.records import Count, NonNegative, Positive, Probability, Record, Sha256, Text, Uuid7
+from certificate.records import (
+    Count,
+    NonNegative,
+    Positive,
+    Probability,
+    Record,
+    Sha256,
+    Text,
+    Uuid7,
+    at_most,
+)
 
 Mechanism = Literal["tr", "retrain", "tr-paper", "guo2020", "zhang2024", "discarded"]
 Assurance = Literal["proved", "conditional", "heuristic", "as-published"]
@@ -64,26 +74,36 @@ class Objective(Record):
 
 
 class DeletionSet(Record):
-    """The erased records as numbers and a commitment.
+    """The erased records as numbers and a commitment; described only where `describable`.
 
-    `root` is the Merkle root of the salted commitments, one leaf for each of the `subjects`.
+    `root` is the Merkle root of the salted commitments, one leaf for each of the `subjects`. Divergences have
+    three significant digits: with more, the counts they come from could be solved for.
     """
 
     requests: Count
     subjects: Count
     records: Count
     root: Sha256
-    class_histogram: dict[Text, Count] | None = None
+    class_histogram: Annotated[dict[Text, Count], Field(max_length=100_000)] | None = None
     kl_retained_original: NonNegative | None = None
     kl_original_retained: NonNegative | None = None
 
     @model_validator(mode="after")
     def _described_only_when_large(self) -> Self:
-        description = (self.class_histogram, self.kl_retained_original, self.kl_original_retained)
-        if self.records < SMALLEST_DESCRIBED_SET and any(part is not None for part in description):
-            raise ValueError(f"a set of fewer than {SMALLEST_DESCRIBED_SET} records must not be described")
-        if self.class_histogram is not None and sum(self.class_histogram.values()) != self.records:
+        divergences = [kl for kl in (self.kl_retained_original, self.kl_original_retained) if kl is not None]
+        if self.class_histogram is None:
+            if divergences:
+                raise ValueError("a divergence is stated together with the class histogram or not at all")
+            return self
+        if not describable(self.subjects, self.records, self.class_histogram):
+            raise ValueError(
+                f"a set of fewer than {SMALLEST_DESCRIBED_SET} subjects or records, or with a class of fewer "
+                f"than {SMALLEST_DESCRIBED_CELL}, must not be described"
+            )
+        if sum(self.class_histogram.values()) != self.records:
             raise ValueError("the class histogram does not add up to the number of records")
+        if any(kl != float(f"{kl:.2e}") for kl in divergences):
+            raise ValueError("a divergence has more than three significant digits")
         return self
 
 
@@ -108,8 +128,8 @@ class Guarantee(Record):
     delta: Probability | None
     assurance: Assurance
     reference: Text
-    assumptions: tuple[Assumption, ...]
-    not_covered: tuple[Text, ...]
+    assumptions: Annotated[tuple[Assumption, ...], at_most(64)]
+    not_covered: Annotated[tuple[Text, ...], at_most(64)]
     estimate: Estimate | None = None
 
     @model_validator(mode="after")
@@ -129,7 +149,7 @@ class Bound(Record):
     distance_target: NonNegative
     rule: Rule
     failure_probability: Probability
-    inequalities: tuple[Inequality, ...]
+    inequalities: Annotated[tuple[Inequality, ...], at_most(16)]
 
 
 class Noise(Record):
@@ -176,7 +196,7 @@ class Runtime(Record):
     device: Text
     world_size: Annotated[int, Field(ge=1, lt=2**31)]
     deterministic: bool
-    flags: tuple[Text, ...] = ()
+    flags: Annotated[tuple[Text, ...], at_most(64)] = ()
 
 
 class Predicate(Record):

@@ -16,7 +16,7 @@ from certificate.errors import ReceiptInvalid, UnusableInput, VerificationError
 from certificate.keys import KeySet, Signer
 from certificate.merkle import verify_inclusion
 from certificate.predicate import DeletionSet
-from certificate.records import Count, Record, Salt, Sha256, Text, Uuid7, read_object
+from certificate.records import Count, ProofPath, Record, Salt, Sha256, Text, Uuid7, read_object
 
 NO_DATA_PAYLOAD = "application/vnd.lethe.no-data-held+json"
 
@@ -29,7 +29,7 @@ class Receipt(Record):
     salt: Salt
     commitment: Sha256
     leaf_index: Count
-    path: tuple[Sha256, ...]
+    path: ProofPath
     certificate_digest: Sha256
 
 

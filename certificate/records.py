@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import Annotated, Any, NoReturn, Self
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, NoReturn, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from certificate.errors import UnusableInput
 
-# Far above any real document; an auditor's machine should not be filled by a hostile one.
-MAX_DOCUMENT = 64 * 1024 * 1024
+# Far above any real document; an auditor's machine should not be filled by a hostile one. A parsed container
+# or item takes a hundred times its bytes, so they are counted before anything is parsed.
+MAX_DOCUMENT = 16 * 1024 * 1024
+MAX_CONTAINERS = 50_000
+MAX_ITEMS = 200_000
+_MOST_PROBLEMS = 1000
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Salt = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
@@ -26,9 +31,22 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
-class Record(BaseModel):
-    """Frozen, no unknown fields, no coercion, no NaN or infinity."""
+def at_most(length: int) -> Any:
+    """For a tuple: no longer than `length`, and read no further than its first mistake."""
+    return Field(max_length=length, fail_fast=True)
 
+
+# A proof holds a hash for each level of a tree of fewer than 2⁵³ leaves.
+ProofPath = Annotated[tuple[Sha256, ...], at_most(64)]
+
+
+class Record(BaseModel):
+    """Frozen, no unknown fields, no coercion, no NaN or infinity.
+
+    `room` multiplies the limits on size for a document that is read from one's own side only.
+    """
+
+    room: ClassVar[int] = 1
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def to_bytes(self) -> bytes:
@@ -38,7 +56,7 @@ class Record(BaseModel):
     @classmethod
     def read(cls, data: bytes, what: str) -> Self:
         """Parse `data`, or say in one line why it is not `what`."""
-        read_object(data, what)
+        check_object(data, what, room=cls.room)
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
@@ -55,15 +73,46 @@ def read_object(data: bytes, what: str) -> dict[str, Any]:
 
     Duplicate keys are refused because two readers of the same signed bytes must see the same values.
     """
-    if len(data) > MAX_DOCUMENT:
-        raise UnusableInput(f"{what}: larger than {MAX_DOCUMENT} bytes")
-    try:
-        value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise UnusableInput(f"{what}: not readable as JSON ({printable(error)})") from None
+    value = _parsed(data, what, _unique, room=1)
     if not isinstance(value, dict):
         raise UnusableInput(f"{what}: not a JSON object")
     return value
+
+
+def check_object(data: bytes, what: str, *, room: int = 1) -> None:
+    """The checks of `read_object` without its result: objects are looked at and dropped one by one."""
+    if not isinstance(_parsed(data, what, _unique_and_dropped, room=room), _Dropped):
+        raise UnusableInput(f"{what}: not a JSON object")
+
+
+def _parsed(data: bytes, what: str, hook: Callable[[list[tuple[str, Any]]], Any], *, room: int) -> Any:
+    _check_size(data, what, room)
+    try:
+        return json.loads(data.decode(), object_pairs_hook=hook, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise UnusableInput(f"{what}: not readable as JSON ({printable(error)})") from None
+
+
+def _check_size(data: bytes, what: str, room: int) -> None:
+    """Refuse what would fill the memory once parsed. Characters inside texts count too, on the safe side."""
+    if len(data) > room * MAX_DOCUMENT:
+        raise UnusableInput(f"{what}: larger than {room * MAX_DOCUMENT} bytes")
+    if data.count(b"{") + data.count(b"[") > room * MAX_CONTAINERS:
+        raise UnusableInput(f"{what}: more than {room * MAX_CONTAINERS} objects and lists")
+    if data.count(b",") > room * MAX_ITEMS:
+        raise UnusableInput(f"{what}: more than {room * MAX_ITEMS} items")
+
+
+class _Dropped:
+    """Stands for an object whose keys were unique."""
+
+
+_DROPPED = _Dropped()
+
+
+def _unique_and_dropped(pairs: list[tuple[str, Any]]) -> _Dropped:
+    _unique(pairs)
+    return _DROPPED
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -78,6 +127,8 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def first_problem(error: ValidationError) -> str:
+    if error.error_count() > _MOST_PROBLEMS:  # each would be spelled out in memory
+        return f"document: {error.error_count()} problems"
     problem = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in problem["loc"]) or "document"
     return printable(f"{where}: {problem['msg']}")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from certificate.assurance import check_assurance
 from certificate.checkpoint import check_file
@@ -56,7 +56,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Report:
+    """`keys` says whose word it is that the keys are the issuer's: the verifier's, or only the pack's."""
+
     headline: str
+    keys: Literal["from the pack", "given"]
     lines: tuple[Line, ...]
     proves: tuple[str, ...]
     does_not_prove: tuple[str, ...]
@@ -115,8 +118,14 @@ def verify(
     )
     lines, statement = _run_checklist(case)
     limits = DOES_NOT_PROVE if pinned is not None else (KEYS_FROM_PACK, *DOES_NOT_PROVE)
-    report = Report(_headline(statement), tuple(lines), PROVES, limits)
-    return report if report.verified else Report(report.headline, report.lines, (), limits)
+    report = Report(
+        headline=_headline(statement),
+        keys="from the pack" if pinned is None else "given",
+        lines=tuple(lines),
+        proves=PROVES,
+        does_not_prove=limits,
+    )
+    return report if report.verified else replace(report, proves=())
 
 
 def _run_checklist(case: Case) -> tuple[list[Line], Statement | None]:

@@ -187,7 +187,7 @@ class Issuer:
         evidence = evidence_for(kind, uuid7(number)).model_copy(update=evidence_edit or {})
         commitments = [
             commit_subject(request_id=uuid7(1000 * number + k), subject_id=f"subject-{k}", salt=f"{k:032x}")
-            for k in range(5)
+            for k in range(20)
         ]
         predicate = edited(self.predicate(kind, evidence=evidence, commitments=commitments), edit or {})
         if model is None:
@@ -228,7 +228,7 @@ class Issuer:
                 Consistency(
                     old_size=size, path=tuple(step.hex() for step in self.log.consistency_proof(size))
                 )
-                for size in range(self.log.size)
+                for size in range(max(0, self.log.size - 64), self.log.size)
             ),
         }
         return build_pack(**(parts | overrides))

@@ -40,7 +40,7 @@ def test_verified_is_status_zero_with_a_tick_per_line(folder, capsys):
     assert main(everything(folder)) == 0
     out = capsys.readouterr().out
     assert out.count("✓") == 9
-    assert "VERIFIED" in out
+    assert "VERIFIED. This proves:" in out
     assert "It does not prove" in out
 
 
@@ -50,6 +50,14 @@ def test_not_verified_is_status_one_and_names_the_check(folder, capsys):
     out = capsys.readouterr().out
     assert "✗ 3. the model file is the one certified" in out
     assert "NOT VERIFIED: check 3 failed" in out
+
+
+def test_a_pack_verified_under_its_own_keys_says_so_in_the_verdict(folder, capsys):
+    unpinned = everything(folder)[:-2]
+    assert main(unpinned) == 0
+    assert "VERIFIED under the key that came with the pack. This proves:" in capsys.readouterr().out
+    assert main([*unpinned, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["keys"] == "from the pack"
 
 
 @pytest.mark.parametrize("name", ["pack.json", "evidence.json", "receipt.json", "keys.json"])
@@ -65,6 +73,7 @@ def test_json_is_one_document_for_every_status(folder, capsys):
     assert main([*everything(folder), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["verified"] is True
+    assert report["keys"] == "given"
     assert [line["number"] for line in report["lines"]] == list(range(1, 10))
     (folder / "pack.json").write_bytes(b"{}")
     assert main([*everything(folder), "--json"]) == 2

@@ -19,6 +19,7 @@ from certificate.errors import StatementUnreadable, UnusableInput
 from certificate.evidence import EvidenceRecord, commit
 from certificate.keys import SigningKey
 from certificate.pack import Pack
+from certificate.predicate import describable
 from certificate.schema import DOCUMENTS, schema_text
 from certificate.statement import DeletionSet, Guarantee, Statement, parse, serialise
 
@@ -93,14 +94,39 @@ def test_retained_data_commitment_is_keyed_and_ordered():
         commit_retained(key=b"short", part_digests=digests)
 
 
-def test_a_small_deletion_set_is_not_described():
-    described = {"class_histogram": {"0": 19}, "kl_retained_original": 0.1}
+def erased(subjects: int, histogram: dict[str, int] | None, **more: Any) -> DeletionSet:
+    parts: dict[str, Any] = {"requests": 1, "records": sum((histogram or {}).values())} | more
+    return DeletionSet(subjects=subjects, root="0" * 64, class_histogram=histogram, **parts)
+
+
+@pytest.mark.parametrize(
+    ("subjects", "histogram"),
+    [
+        (1, {"0": 40}),  # many records of one person
+        (19, {"0": 40}),
+        (19, {"0": 19}),
+        (20, {"0": 36, "1": 4}),  # a class of few
+        (20, {"0": 39, "1": 1}),
+        (20, {"0": 0}),
+        (20, {}),
+    ],
+)
+def test_a_small_deletion_set_is_not_described(subjects, histogram):
+    assert not describable(subjects, sum(histogram.values()), histogram)
     with pytest.raises(ValidationError, match="must not be described"):
-        DeletionSet(requests=1, subjects=1, records=19, root="0" * 64, **described)
-    DeletionSet(requests=1, subjects=1, records=19, root="0" * 64)
+        erased(subjects, histogram)
+    with pytest.raises(ValidationError, match="together with"):
+        erased(subjects, None, records=40, kl_retained_original=0.1)
+    erased(subjects, None, records=40)
+
+
+def test_a_described_set_adds_up_and_is_rounded():
+    erased(20, {"0": 15, "1": 5, "2": 0}, kl_retained_original=0.123, kl_original_retained=0.0)
     with pytest.raises(ValidationError, match="add up"):
-        DeletionSet(requests=1, subjects=1, records=21, root="0" * 64, class_histogram={"0": 20})
-    DeletionSet(requests=1, subjects=1, records=20, root="0" * 64, class_histogram={"0": 20})
+        erased(20, {"0": 20}, records=21)
+    for name in ("kl_retained_original", "kl_original_retained"):
+        with pytest.raises(ValidationError, match="three significant digits"):
+            erased(20, {"0": 20}, **{name: 0.1234})
 
 
 def test_a_heuristic_certificate_has_no_headline_and_others_do():

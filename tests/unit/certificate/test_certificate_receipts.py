@@ -40,7 +40,7 @@ NO_DATA = issue_no_data_held(
 
 
 def test_every_subject_of_the_batch_holds_a_receipt_that_leads_to_the_certificate():
-    assert len(ISSUED.receipts) == 5
+    assert len(ISSUED.receipts) == 20
     for number, receipt in enumerate(ISSUED.receipts):
         verify_receipt(receipt, certificate_digest=DIGEST, deletion_set=SET, subject_id=f"subject-{number}")
         verify_receipt(receipt, certificate_digest=DIGEST, deletion_set=SET)
