@@ -1,7 +1,8 @@
 """Rows appended to a ready model: filtered, fitted, and released like an erasure."""
 
+import hashlib
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -9,13 +10,18 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from app.bootstrap import Services
+from app.clock import now
 from app.db import paths, transitions
 from app.db.states import JobKind
 from app.db.tables import DatasetPart, Job, Suppression
+from app.main import create_app
+from app.settings import Settings
+from app.storage import StorageError, Stored
 from certificate.cli import run_verify
 from tests.integration.harness import dataset, parquet
 from tests.integration.model_api import Api, Headers, newest_statement, registered, subjects_held, work
 from worker import jobs
+from worker.loading import imports
 from worker.pipeline import purge
 from worker.pipeline.context import Context
 from worker.pipeline.run import JOBS
@@ -173,6 +179,51 @@ def test_an_append_that_cannot_be_used_fails_and_holds_up_nothing(ready: Api, se
     ready.call("DELETE", "/toy/dataset/part1", 204)
     ready.call("POST", "/toy/append", 409)
     assert ready.call("GET", "/toy")["generation"] == 0
+
+
+def test_a_part_whose_bytes_changed_is_neither_trained_on_nor_certified(
+    ready: Api, services: Services
+) -> None:
+    with services.database.reading() as session:
+        part = session.scalars(select(DatasetPart.path).where(DatasetPart.name == "part0")).one()
+    services.storage.write(part, [dataset(seed=99)])
+    ready.erase("s1", "s2")
+    with pytest.raises(StorageError, match="not the file that was stored"):
+        work(services)
+    assert ready.call("GET", "/toy")["generation"] == 0
+
+
+def test_an_attempt_that_lost_its_token_does_not_change_what_another_imported(
+    settings: Settings, admin: Headers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "a.parquet"
+    source.write_bytes(dataset())
+    allowed = settings.model_copy(update={"import_roots": f"file://{tmp_path}"})
+    services, copy = Services(allowed), imports.copy
+
+    def overtaken(*args: Any) -> Stored:
+        monkeypatch.setattr(imports, "copy", copy)
+        with services.database.writing() as session:
+            job = session.scalars(select(Job)).one()
+            transitions.attempt_failed(session, job, error="", now=now(), max_attempts=5, backoff=0.0)
+        work(services)
+        source.write_bytes(dataset(seed=99))
+        return copy(*args)
+
+    with TestClient(create_app(allowed)) as gateway:
+        api = Api(gateway, admin)
+        api.create()
+        api.call("POST", "/toy/dataset/import", 202, json={"part": "a", "uri": f"file://{source}"})
+        api.call("POST", "/toy/validate", 202)
+        monkeypatch.setattr(imports, "copy", overtaken)
+        with pytest.raises(transitions.TokenLost):
+            work(services)
+        assert api.call("GET", "/toy")["state"] == "ready"
+    with services.database.reading() as session:
+        part = session.scalars(select(DatasetPart)).one()
+    content = b"".join(services.storage.read(part.path))
+    assert hashlib.sha256(content).hexdigest() == part.sha256
+    services.close()
 
 
 def test_every_kind_of_job_has_a_function_of_its_name() -> None:
