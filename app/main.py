@@ -22,6 +22,7 @@ from app.models.file_endpoints import router as model_files
 from app.reports.endpoints import router as reports
 from app.settings import Settings
 from app.startup import check_deployment_key
+from app.streams import Streams
 from app.uploads import Uploads
 from app.version import VERSION
 from app.versions.endpoints import router as versions
@@ -41,6 +42,7 @@ class State(TypedDict):
     metrics: Metrics
     intake: Intake
     uploads: Uploads
+    streams: Streams
 
 
 def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
@@ -49,7 +51,13 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[State]:
         async with Intake(services) as intake:
-            yield State(services=services, metrics=metrics, intake=intake, uploads=Uploads(settings))
+            yield State(
+                services=services,
+                metrics=metrics,
+                intake=intake,
+                uploads=Uploads(settings),
+                streams=Streams(),
+            )
         services.close()
 
     app = FastAPI(

@@ -1,11 +1,15 @@
 """Every error leaves as RFC 9457 problem+json; none repeats what the caller sent."""
 
+import sqlite3
+from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
+import psycopg
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -20,6 +24,10 @@ _BY_STATUS: dict[int, type[errors.ServiceError]] = {
 }
 
 
+# Messages that would repeat what was sent.
+_MESSAGES = {"extra_forbidden": "unknown field", "union_tag_invalid": "unknown kind"}
+
+
 class Problem(JSONResponse):
     media_type = "application/problem+json"
 
@@ -29,6 +37,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(OperationalError, _database_error)
+    app.add_exception_handler(IntegrityError, _integrity_error)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _unexpected)
 
@@ -46,7 +55,11 @@ async def _service_error(request: Request, error: Exception) -> Problem:
 
 async def _validation_error(request: Request, error: Exception) -> Problem:
     assert isinstance(error, RequestValidationError)
-    found = [{"at": _pointer(e["loc"]), "message": e["msg"], "type": e["type"]} for e in error.errors()[:50]]
+    names = _names(request.app)
+    found = [
+        {"at": _pointer(e["loc"], names), "message": _MESSAGES.get(e["type"], e["msg"]), "type": e["type"]}
+        for e in error.errors()[:50]
+    ]
     return respond(
         request, errors.InvalidRequest("; ".join(f"{e['at']}: {e['message']}" for e in found[:5]), found)
     )
@@ -69,6 +82,20 @@ async def _database_error(request: Request, error: Exception) -> Problem:
     )
 
 
+async def _integrity_error(request: Request, error: Exception) -> Problem:
+    """Someone else was faster to take what may exist once; anything else is ours to mend."""
+    assert isinstance(error, IntegrityError)
+    if not _is_duplicate(error.orig):
+        return await _unexpected(request, error)
+    return respond(request, errors.Conflict("Another request was faster; look again."))
+
+
+def _is_duplicate(cause: BaseException | None) -> bool:
+    if isinstance(cause, sqlite3.IntegrityError):
+        return cause.sqlite_errorname in ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
+    return isinstance(cause, psycopg.errors.UniqueViolation)
+
+
 async def _gone(_: Request, __: Exception) -> Response:
     """Nobody reads this answer; its status is for the log, as other servers have it."""
     return Response(status_code=499)
@@ -79,5 +106,24 @@ async def _unexpected(request: Request, error: Exception) -> Problem:
     return respond(request, errors.ServiceError("Something went wrong; the request id finds it in the log."))
 
 
-def _pointer(location: tuple[Any, ...]) -> str:
-    return "/".join(str(step) for step in location)
+def _pointer(location: tuple[Any, ...], names: frozenset[str]) -> str:
+    """As far as it consists of our own words: a name that the caller made up may be a person's."""
+    known = takewhile(lambda step: isinstance(step, int) or step in names, location)
+    return "/".join(str(step) for step in known)
+
+
+@lru_cache(maxsize=8)
+def _names(app: FastAPI) -> frozenset[str]:
+    """Every name that occurs in the description of the service: places, parameters, fields."""
+    names = {"body", "query", "path", "header"}
+
+    def collect(part: Any) -> None:
+        if isinstance(part, dict):
+            names.update(part.get("properties", ()))
+            if "in" in part and isinstance(part.get("name"), str):
+                names.add(part["name"])
+        for inner in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+            collect(inner)
+
+    collect(app.openapi())
+    return frozenset(names)

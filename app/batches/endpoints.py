@@ -15,10 +15,12 @@ from app.bootstrap import Services
 from app.db.states import Decision
 from app.db.tables import Batch, BatchEvent
 from app.paging import Cursor, Limit, Page, paged
+from app.streams import Stream, Watched
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 POLL_SECONDS = 0.3
 KEEP_ALIVE_SECONDS = 15
+EVENTS_AT_ONCE = 500
 
 
 @router.get("")
@@ -85,14 +87,13 @@ async def follow_batch(
     last = (
         int(last_event_id) if last_event_id and last_event_id.isdecimal() and len(last_event_id) < 19 else 0
     )
-    stream = _events(services, batch_id, last, request)
-    return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    return Stream(request.state.streams, _events(services, batch_id, last, Watched(request)))
 
 
-async def _events(services: Services, batch_id: UUID, last: int, request: Request) -> AsyncIterator[str]:
+async def _events(services: Services, batch_id: UUID, last: int, watched: Watched) -> AsyncIterator[str]:
     """Each look is a read of its own: no transaction is held while waiting."""
     quiet = 0.0
-    while not await request.is_disconnected():
+    while await watched.goes_on():
         lines, last, ended = await run_in_threadpool(_look, services, batch_id, last)
         for line in lines:
             yield line
@@ -108,8 +109,9 @@ async def _events(services: Services, batch_id: UUID, last: int, request: Reques
 def _look(services: Services, batch_id: UUID, last: int) -> tuple[list[str], int, bool]:
     with services.database.reading() as session:
         ended = session.get_one(Batch, batch_id).state in service.ENDED
-        events = repository.events_after(session, batch_id, last)
-    return [_line(event) for event in events], events[-1].id if events else last, ended
+        events = repository.events_after(session, batch_id, last, EVENTS_AT_ONCE)
+    all_seen = ended and len(events) < EVENTS_AT_ONCE
+    return [_line(event) for event in events], events[-1].id if events else last, all_seen
 
 
 def _line(event: BatchEvent) -> str:

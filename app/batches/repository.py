@@ -35,9 +35,10 @@ def locked(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch | None:
     return session.scalar(of_tenant(tenant_id).where(Batch.id == batch_id).with_for_update(of=Batch))
 
 
-def events_after(session: Session, batch_id: UUID, last: int) -> Sequence[BatchEvent]:
+def events_after(session: Session, batch_id: UUID, last: int, most: int) -> Sequence[BatchEvent]:
     return session.scalars(
         select(BatchEvent)
         .where(BatchEvent.batch_id == batch_id, BatchEvent.id > last)
         .order_by(BatchEvent.id)
+        .limit(most)
     ).all()

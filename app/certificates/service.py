@@ -51,7 +51,7 @@ def pack(session: Session, certificate: Certificate) -> Pack:
 
 def head(session: Session) -> LogHead:
     found = repository.log_head(session)
-    if found is None:
+    if found is None or found.size == 0:  # its row is made before the first leaf is
         raise NotFound("The log is empty: no certificate was issued yet.")
     return found
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from uuid import UUID
 
 from sqlalchemy.exc import OperationalError
 
@@ -21,11 +22,13 @@ log = logs.get("intake")
 MOST_WAITING = 4096
 MOST_IN_GROUP = 256
 MOST_ROWS_IN_GROUP = 20_000
+MOST_ROWS_WAITING = 1_000_000
 
 
 @dataclass(frozen=True)
 class _Waiting:
     prepared: Prepared
+    rows: int
     answer: "asyncio.Future[Answer]"
 
 
@@ -35,6 +38,8 @@ class Intake:
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(MOST_WAITING)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="intake")
         self._writer: asyncio.Task[None] | None = None
+        self._rows_waiting = 0
+        self._models: dict[UUID, int] = {}
 
     async def __aenter__(self) -> "Intake":
         self._writer = asyncio.create_task(self._write(), name="intake")
@@ -48,12 +53,19 @@ class Intake:
         self._thread.shutdown()
 
     async def submit(self, prepared: Prepared) -> Answer:
-        waiting = _Waiting(prepared, asyncio.get_running_loop().create_future())
-        try:
-            self._queue.put_nowait(waiting)
-        except asyncio.QueueFull:
-            raise Unavailable("Too many requests are waiting.", headers={"Retry-After": "1"}) from None
+        waiting = _Waiting(prepared, self._rows(prepared), asyncio.get_running_loop().create_future())
+        crowded = self._rows_waiting and self._rows_waiting + waiting.rows > MOST_ROWS_WAITING
+        if crowded or self._queue.full():
+            raise Unavailable("Too many requests are waiting.", headers={"Retry-After": "1"})
+        self._queue.put_nowait(waiting)
+        self._rows_waiting += waiting.rows
         return await waiting.answer
+
+    def _rows(self, prepared: Prepared) -> int:
+        """One per subject and model. How many models a tenant has is known from its last request."""
+        named = prepared.models
+        models = self._models.get(prepared.erasure["tenant_id"], 1) if named is None else len(named)
+        return len(prepared.identifiers) * max(models, 1)
 
     async def _write(self) -> None:
         loop = asyncio.get_running_loop()
@@ -66,7 +78,8 @@ class Intake:
                 if not isinstance(problem, Exception):
                     raise
             finally:
-                for _ in group:
+                for waiting in group:
+                    self._rows_waiting -= waiting.rows
                     self._queue.task_done()
             for waiting, outcome in zip(group, outcomes, strict=True):
                 if (
@@ -77,14 +90,16 @@ class Intake:
                     waiting.answer.set_exception(outcome)
                 else:
                     waiting.answer.set_result(outcome)
+                    if waiting.prepared.models is None and not outcome.replayed:
+                        self._models[waiting.prepared.erasure["tenant_id"]] = outcome.models
 
     async def _next_group(self) -> list[_Waiting]:
         """Everyone who waits now, up to a limit on the rows to write."""
         group = [await self._queue.get()]
-        rows = group[0].prepared.weight
+        rows = group[0].rows
         while len(group) < MOST_IN_GROUP and rows < MOST_ROWS_IN_GROUP and not self._queue.empty():
             group.append(self._queue.get_nowait())
-            rows += group[-1].prepared.weight
+            rows += group[-1].rows
         return group
 
     def _commit(self, group: Sequence[Prepared]) -> list[Answer | BaseException]:

@@ -1,7 +1,7 @@
 """Writing erasures: any number of prepared requests in one transaction, as few statements as possible."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, cast
@@ -41,10 +41,6 @@ class Prepared:
     idempotency: Idempotency | None
 
     @property
-    def weight(self) -> int:
-        return len(self.identifiers)
-
-    @property
     def key(self) -> tuple[UUID, bytes] | None:
         return None if self.idempotency is None else (self.erasure["tenant_id"], self.idempotency.key_hash)
 
@@ -53,29 +49,50 @@ class Prepared:
 class Answer:
     body: str
     location: str
+    models: int = 0
     replayed: bool = False
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A request whose models are known, with its answer."""
+
+    prepared: Prepared
+    models: Sequence[tuple[UUID, str]]
+    body: str
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What was recorded under a key, now or earlier."""
+
+    fingerprint: bytes
+    answer: Answer
+
+    def again(self, prepared: Prepared) -> Answer | ServiceError:
+        assert prepared.idempotency is not None
+        return self.answer if prepared.idempotency.fingerprint == self.fingerprint else IdempotencyMismatch()
 
 
 def record_group(database: Database, group: Sequence[Prepared]) -> Sequence[Answer | ServiceError]:
     """Write what is new, find what is not; one answer or error per request, in order."""
-    leaders = _leaders(group)
+    outcomes: dict[UUID, Answer | ServiceError] = {}
     with database.writing() as session:
-        targets = _targets(session, {prepared.erasure["tenant_id"] for prepared in leaders})
-        outcomes: dict[UUID, Answer | ServiceError] = {}
-        fresh: list[tuple[Prepared, Sequence[tuple[UUID, str]], str]] = []
-        for prepared in leaders:
-            try:
-                models = _chosen(prepared, targets)
-            except InvalidRequest as problem:
-                outcomes[_id(prepared)] = problem
-                continue
-            fresh.append((prepared, models, _body(prepared, models)))
-        replays = _claim_keys(session, [(p, body) for p, _, body in fresh if p.idempotency], outcomes)
-        written = [entry for entry in fresh if _id(entry[0]) not in replays]
+        entries = _resolved(session, group, outcomes)
+        leaders = _leaders(entries)
+        known = _claim_keys(session, [entry for entry in leaders if entry.prepared.idempotency])
+        written = [entry for entry in leaders if entry.prepared.key not in known]
         _insert(session, written)
-    for prepared, _, body in written:
-        outcomes[_id(prepared)] = Answer(body, f"/v1/erasures/{_id(prepared)}")
-    return _answers(group, leaders, outcomes)
+    for entry in written:
+        outcomes[_id(entry.prepared)] = _answer(entry)
+        if entry.prepared.key and entry.prepared.idempotency:
+            again = replace(_answer(entry), replayed=True)
+            known[entry.prepared.key] = _Known(entry.prepared.idempotency.fingerprint, again)
+    for prepared in group:
+        if _id(prepared) not in outcomes:
+            assert prepared.key is not None
+            outcomes[_id(prepared)] = known[prepared.key].again(prepared)
+    return [outcomes[_id(prepared)] for prepared in group]
 
 
 def _id(prepared: Prepared) -> UUID:
@@ -83,33 +100,34 @@ def _id(prepared: Prepared) -> UUID:
     return identifier
 
 
-def _leaders(group: Sequence[Prepared]) -> list[Prepared]:
+def _answer(entry: _Entry) -> Answer:
+    return Answer(entry.body, f"/v1/erasures/{_id(entry.prepared)}", models=len(entry.models))
+
+
+def _resolved(
+    session: Session, group: Sequence[Prepared], outcomes: dict[UUID, Answer | ServiceError]
+) -> list[_Entry]:
+    """Those whose models exist. The others are answered: a repeated one as it was when they existed."""
+    targets = _targets(session, {prepared.erasure["tenant_id"] for prepared in group})
+    entries = []
+    for prepared in group:
+        try:
+            models = _chosen(prepared, targets)
+        except InvalidRequest as problem:
+            stored = _stored(session, prepared)
+            outcomes[_id(prepared)] = stored.again(prepared) if stored else problem
+        else:
+            entries.append(_Entry(prepared, models, _body(prepared, models)))
+    return entries
+
+
+def _leaders(entries: Sequence[_Entry]) -> list[_Entry]:
     """The first request of each idempotency key; sorted by key, so that two gateways cannot deadlock."""
-    first: dict[tuple[UUID, bytes], Prepared] = {}
-    keyless = [prepared for prepared in group if prepared.key is None]
-    for prepared in group:
-        if prepared.key is not None:
-            first.setdefault(prepared.key, prepared)
-    return keyless + [first[key] for key in sorted(first)]
-
-
-def _answers(
-    group: Sequence[Prepared], leaders: Sequence[Prepared], outcomes: dict[UUID, Answer | ServiceError]
-) -> list[Answer | ServiceError]:
-    by_key = {leader.key: leader for leader in leaders if leader.key is not None}
-    answers: list[Answer | ServiceError] = []
-    for prepared in group:
-        leader = prepared if prepared.key is None else by_key[prepared.key]
-        outcome = outcomes[_id(leader)]
-        if leader is not prepared and isinstance(outcome, Answer):
-            same = leader.idempotency is not None and _same_payload(prepared, leader.idempotency.fingerprint)
-            outcome = Answer(outcome.body, outcome.location, replayed=True) if same else IdempotencyMismatch()
-        answers.append(outcome)
-    return answers
-
-
-def _same_payload(prepared: Prepared, fingerprint: bytes) -> bool:
-    return prepared.idempotency is not None and prepared.idempotency.fingerprint == fingerprint
+    first: dict[tuple[UUID, bytes], _Entry] = {}
+    for entry in entries:
+        if entry.prepared.key is not None:
+            first.setdefault(entry.prepared.key, entry)
+    return [entry for entry in entries if entry.prepared.key is None] + [first[key] for key in sorted(first)]
 
 
 def _targets(session: Session, tenants: Iterable[UUID]) -> dict[UUID, dict[str, UUID]]:
@@ -136,27 +154,27 @@ def _chosen(prepared: Prepared, targets: dict[UUID, dict[str, UUID]]) -> list[tu
     return [(known[name], name) for name in sorted(names)]
 
 
-def _claim_keys(
-    session: Session, keyed: Sequence[tuple[Prepared, str]], outcomes: dict[UUID, Answer | ServiceError]
-) -> set[UUID]:
-    """Insert the keys that are new; answer the others from what is stored. The ids that are replays."""
+def _claim_keys(session: Session, keyed: Sequence[_Entry]) -> dict[tuple[UUID, bytes], _Known]:
+    """Insert the keys that are new; what is stored under the others."""
     if not keyed:
-        return set()
-    now: datetime = keyed[0][0].erasure["created_at"]
+        return {}
+    now: datetime = keyed[0].prepared.erasure["created_at"]
     insert_into = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
-    rows = [_key_row(prepared, body, now) for prepared, body in keyed]
+    rows = [_key_row(entry.prepared, entry.body, now) for entry in keyed]
     # Decided by the id we made, which is ours alone; a returned key could be someone else's row.
     claimed = set(
         session.scalars(
             insert_into(IdempotencyKey).on_conflict_do_nothing().returning(IdempotencyKey.erasure_id), rows
         )
     )
-    replays = set()
-    for prepared, _ in keyed:
-        if _id(prepared) not in claimed:
-            replays.add(_id(prepared))
-            outcomes[_id(prepared)] = _replay(session, prepared)
-    return replays
+    known = {}
+    for entry in keyed:
+        if _id(entry.prepared) not in claimed:
+            stored = _stored(session, entry.prepared)
+            assert stored is not None
+            assert entry.prepared.key is not None
+            known[entry.prepared.key] = stored
+    return known
 
 
 def _key_row(prepared: Prepared, body: str, now: datetime) -> dict[str, Any]:
@@ -171,20 +189,20 @@ def _key_row(prepared: Prepared, body: str, now: datetime) -> dict[str, Any]:
     }
 
 
-def _replay(session: Session, prepared: Prepared) -> Answer | ServiceError:
-    stored = session.get_one(IdempotencyKey, prepared.key)
-    if not _same_payload(prepared, stored.fingerprint):
-        return IdempotencyMismatch()
-    return Answer(stored.answer, f"/v1/erasures/{stored.erasure_id}", replayed=True)
+def _stored(session: Session, prepared: Prepared) -> _Known | None:
+    row = None if prepared.key is None else session.get(IdempotencyKey, prepared.key)
+    if row is None:
+        return None
+    return _Known(row.fingerprint, Answer(row.answer, f"/v1/erasures/{row.erasure_id}", replayed=True))
 
 
-def _insert(session: Session, fresh: Sequence[tuple[Prepared, Sequence[tuple[UUID, str]], str]]) -> None:
+def _insert(session: Session, fresh: Sequence[_Entry]) -> None:
     if not fresh:
         return
     tasks = [
-        (prepared, _task(prepared.erasure, model)) for prepared, models, _ in fresh for model, _ in models
+        (entry.prepared, _task(entry.prepared.erasure, model)) for entry in fresh for model, _ in entry.models
     ]
-    _insert_rows(session, Erasure, [prepared.erasure for prepared, _, _ in fresh])
+    _insert_rows(session, Erasure, [entry.prepared.erasure for entry in fresh])
     _insert_rows(session, Task, [task for _, task in tasks])
     subjects = (
         {"task_id": task["id"], "ordinal": i, "identifier": sealed}

@@ -247,7 +247,7 @@ def test_one_request_the_database_refuses_does_not_spoil_its_neighbours(
 
     def refusing(session: Any, fresh: Any) -> None:
         insert(session, fresh)
-        if any(prepared.erasure["id"] == poisoned for prepared, _, _ in fresh):
+        if any(entry.prepared.erasure["id"] == poisoned for entry in fresh):
             raise DataError("INSERT", {}, Exception("refused"))
 
     monkeypatch.setattr(recording, "_insert", refusing)

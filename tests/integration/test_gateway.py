@@ -1,15 +1,17 @@
 """The habits every answer shares: problems, request ids, limits, readiness, metrics."""
 
 import json
+from collections.abc import Iterable
 
 import pytest
 from fastapi.testclient import TestClient
 
 from app.bootstrap import Services
-from app.clock import now
-from app.db.tables import WorkerSeen
+from app.clock import new_id, now
+from app.db.tables import ApiKey, LogHead, Tenant, WorkerSeen
 from app.main import create_app
 from app.settings import Settings
+from app.storage import Storage, Stored
 
 
 def test_it_is_ready_only_when_a_worker_was_seen(gateway: TestClient, services: Services) -> None:
@@ -56,15 +58,25 @@ def test_every_error_is_a_problem_document(
 
 
 def test_validation_problems_say_where_and_never_what(gateway: TestClient, admin: dict[str, str]) -> None:
-    body = {"subjects": ["canary\u0000person"], "models": ["Not A Name"], "surplus": "canary"}
+    body = {"subjects": ["canary\u0000person"], "models": ["Not A Name"], "canary@example.com": "canary"}
     answer = gateway.post("/v1/erasures", json=body, headers=admin)
     assert answer.status_code == 422
     assert {error["at"] for error in answer.json()["errors"]} == {
         "body/subjects/0",
         "body/models/0",
-        "body/surplus",
+        "body",
     }
-    assert "canary" not in answer.text.replace("body/surplus", "")
+    assert "body: unknown field" in answer.json()["detail"]
+    assert "canary" not in answer.text
+
+
+def test_a_problem_points_into_what_we_describe(gateway: TestClient, admin: dict[str, str]) -> None:
+    manifest = {"family": "canary", "width": "canary", "policy": {"canary": 1, "batch_subjects": -1}}
+    answer = gateway.post("/v1/models", json={"name": "m", "manifest": manifest}, headers=admin)
+    places = {error["at"] for error in answer.json()["errors"]}
+    assert {"body/manifest/width", "body/manifest/policy", "body/manifest/policy/batch_subjects"} <= places
+    assert "canary" not in answer.text
+    assert gateway.get("/v1/models?limit=x", headers=admin).json()["errors"][0]["at"] == "query/limit"
 
 
 def test_malformed_json_is_a_problem(gateway: TestClient, admin: dict[str, str]) -> None:
@@ -139,3 +151,43 @@ def test_only_bulk_erasures_may_be_as_long_as_a_file(settings: Settings, method:
 
 def test_the_description_loads_nothing_from_elsewhere(gateway: TestClient) -> None:
     assert [gateway.get(path).status_code for path in ("/docs", "/redoc", "/openapi.json")] == [404, 404, 200]
+
+
+def test_readiness_does_not_write_each_time(gateway: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[str] = []
+    real = Storage.write
+
+    def counted(self: Storage, path: str, chunks: Iterable[bytes]) -> Stored:
+        writes.append(path)
+        return real(self, path, chunks)
+
+    monkeypatch.setattr(Storage, "write", counted)
+    for _ in range(5):
+        assert gateway.get("/readyz").json()["parts"]["storage"] == "ok"
+    assert len(writes) == 1
+
+
+def test_whoever_was_slower_gets_a_conflict(
+    gateway: TestClient, admin: dict[str, str], services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(*_: object) -> None:
+        with services.database.writing() as session:
+            session.add_all([Tenant(name="twice"), Tenant(name="twice")])
+
+    def broken(*_: object) -> None:
+        with services.database.writing() as session:
+            session.add(ApiKey(tenant_id=new_id(), name="x", digest=b"x", scopes=[]))
+
+    for failure, status in ((taken, 409), (broken, 500)):
+        monkeypatch.setattr("app.certificates.service.get", failure)
+        answer = gateway.get(f"/v1/certificates/{new_id()}", headers=admin)
+        assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+
+
+def test_the_checkpoint_of_an_empty_log_is_not_found(
+    gateway: TestClient, admin: dict[str, str], services: Services
+) -> None:
+    assert gateway.get("/v1/log/checkpoint", headers=admin).status_code == 404
+    with services.database.writing() as session:
+        session.add(LogHead(id=1, size=0, note=""))
+    assert gateway.get("/v1/log/checkpoint", headers=admin).status_code == 404
