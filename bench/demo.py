@@ -104,16 +104,17 @@ def _follow(api: Api, batch_id: str) -> None:
 def _verify(api: Api, folder: Path, task: dict[str, Any]) -> tuple[Any, list[str]]:
     where = f"/v1/certificates/{task['certificate_id']}"
     (folder / "model.safetensors").write_bytes(api.download(CHECKPOINT))
-    for name in ("pack", "evidence"):
-        (folder / f"{name}.json").write_bytes(api.download(f"{where}/{name}"))
+    for name, path in {"pack": f"{where}/pack", "evidence": f"{where}/evidence", "keys": "/v1/keys"}.items():
+        (folder / f"{name}.json").write_bytes(api.download(path))
     said: list[str] = []
     code = run_verify(
         pack=folder / "pack.json",
         model=folder / "model.safetensors",
         evidence=folder / "evidence.json",
+        keys=folder / "keys.json",
         write=said.append,
     )
-    console.rule("lethe verify pack.json --model model.safetensors --evidence evidence.json")
+    console.rule("lethe verify pack.json --model model.safetensors --evidence evidence.json --keys keys.json")
     console.print("\n".join(said), markup=False, highlight=False)
     console.rule()
     if code != 0:

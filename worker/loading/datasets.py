@@ -177,14 +177,23 @@ def _plain(name: str, kind: pa.DataType) -> pa.DataType:
     raise DatasetError(f"the column {name} cannot be kept as {kind}")
 
 
-def class_counts(storage: Storage, path: str, subjects: Collection[str] | None = None) -> Counter[str]:
-    """Rows per label, of everyone or of `subjects`."""
+ALL_ROWS = "all"
+"""The one class of rows whose targets are numbers: a histogram of those would list everyone's."""
+
+
+def class_counts(
+    storage: Storage, path: str, subjects: Collection[str] | None = None, *, classes: bool = True
+) -> Counter[str]:
+    """Rows per label, of everyone or of `subjects`; without `classes` their number alone."""
     wanted = None if subjects is None else pa.array(sorted(subjects), pa.string())
     counts: Counter[str] = Counter()
     for batch in batches(storage, path, [SUBJECT, LABEL]):
         labels = batch.column(LABEL)
         if wanted is not None:
             labels = labels.filter(pc.is_in(batch.column(SUBJECT).cast(pa.string()), value_set=wanted))
+        if not classes:
+            counts[ALL_ROWS] += len(labels)
+            continue
         for entry in labels.value_counts():
             counts[str(entry["values"].as_py())] += entry["counts"].as_py()
     return counts

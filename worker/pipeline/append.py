@@ -16,7 +16,7 @@ from worker.loading.families import family_of
 from worker.loading.inspection import Expected, Inspection
 from worker.pipeline.context import CannotContinue, Context
 from worker.pipeline.holdings import bring_in, suppressed_in
-from worker.pipeline.resolve import Resolved, Sorting, Swap
+from worker.pipeline.resolve import Resolved, Sorting, Swap, has_classes
 
 
 def resolve_append(context: Context, scratch: Path) -> Resolved:
@@ -34,7 +34,7 @@ def resolve_append(context: Context, scratch: Path) -> Resolved:
         kept += [left] if left else []
     classes: Counter[str] = Counter()
     for path, _ in kept:
-        classes += datasets.class_counts(context.services.storage, path)
+        classes += datasets.class_counts(context.services.storage, path, classes=has_classes(context))
     return Resolved(
         requests=0,
         records=0,

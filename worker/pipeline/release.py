@@ -147,7 +147,7 @@ def _objective(context: Context, resolved: Resolved) -> predicate.Objective:
 
 def _deletion_set(resolved: Resolved) -> predicate.DeletionSet:
     subjects, found = len(set(resolved.commitments)), resolved.shift
-    described = describable(subjects, resolved.records, found.erased)
+    described = resolved.is_a_crowd and describable(subjects, resolved.records, found.erased)
     return predicate.DeletionSet(
         requests=resolved.requests,
         subjects=subjects,

@@ -21,6 +21,7 @@ from certificate.commitment import SubjectCommitment, commit_subject
 from certificate.predicate import SMALLEST_DESCRIBED_SET
 from worker.evaluation import shift
 from worker.loading import datasets
+from worker.loading.families import family_of
 from worker.pipeline.context import Context
 
 
@@ -56,7 +57,8 @@ class Resolved:
     @property
     def is_a_crowd(self) -> bool:
         """Whether the set is large enough that its classes say nothing of one person."""
-        return min(self.records, len(set(self.commitments))) >= SMALLEST_DESCRIBED_SET
+        has_classes = set(self.shift.original) != {datasets.ALL_ROWS}
+        return has_classes and min(self.records, len(set(self.commitments))) >= SMALLEST_DESCRIBED_SET
 
 
 @dataclass
@@ -123,15 +125,15 @@ def resolve(context: Context, scratch: Path) -> Resolved:
     sorting = Sorting(context, scratch, [], [])
     held: set[str] = set()
     seen: set[str] = set()
-    storage = context.services.storage
+    storage, classes = context.services.storage, has_classes(context)
     for part in context.holdings():
         if part.role != PartRole.TRAIN or part.first_generation is None:
             seen |= sorting.aside(part, subjects.keys())
             continue
         datasets.check_bytes(storage, part.path, part.sha256)
         found = datasets.holders(storage, part.path, subjects.keys())
-        original += datasets.class_counts(storage, part.path)
-        erased += datasets.class_counts(storage, part.path, found) if found else Counter()
+        original += datasets.class_counts(storage, part.path, classes=classes)
+        erased += datasets.class_counts(storage, part.path, found, classes=classes) if found else Counter()
         held |= found
         left = sorting.without(part, found) if found else (part.path, part.sha256)
         kept += [left] if left else []
@@ -147,6 +149,10 @@ def resolve(context: Context, scratch: Path) -> Resolved:
 
 
 Places = dict[str, list[tuple[UUID, int, UUID]]]
+
+
+def has_classes(context: Context) -> bool:
+    return family_of(context.manifest).classes(context.manifest) is not None
 
 
 def subjects_of(context: Context) -> tuple[Places, int]:
