@@ -94,6 +94,7 @@ def _measure(folder: Path, url: str, rounds: int, seconds: float) -> dict[str, A
         data_dir=folder / "data",
         database_url=url,
         redis_url="redis://127.0.0.1:1/0",
+        create_keys=True,
         port=port,
         log_level="warning",
     )
