@@ -4,12 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
-import psycopg
-from psycopg import sql
-from sqlalchemy import insert, select
+from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -17,8 +15,8 @@ from app.clock import new_id
 from app.db.session import Database
 from app.db.states import ModelState, TaskState
 from app.db.tables import Erasure, IdempotencyKey, Model, Task, TaskSubject
-from app.db.types import Base
 from app.erasures.schemas import ErasureShown, TaskShown
+from app.erasures.writing import insert_all
 from app.errors import IdempotencyMismatch, InvalidRequest, ServiceError
 
 KEY_LIFE = timedelta(hours=24)
@@ -202,33 +200,19 @@ def _insert(session: Session, fresh: Sequence[_Entry]) -> None:
     tasks = [
         (entry.prepared, _task(entry.prepared.erasure, model)) for entry in fresh for model, _ in entry.models
     ]
-    _insert_rows(session, Erasure, [entry.prepared.erasure for entry in fresh])
-    _insert_rows(session, Task, [task for _, task in tasks])
     subjects = (
         {"task_id": task["id"], "ordinal": i, "identifier": sealed}
         for prepared, task in tasks
         for i, sealed in enumerate(prepared.identifiers)
     )
-    while rows := list(islice(subjects, ROWS_AT_ONCE)):
-        _insert_rows(session, TaskSubject, rows)
-
-
-def _insert_rows(session: Session, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
-    """COPY on PostgreSQL: a group's rows in one message, at a fraction of the cost of many INSERTs."""
-    if not rows:
-        return
-    connection = session.connection()
-    if connection.dialect.name != "postgresql":
-        connection.execute(insert(table), rows)
-        return
-    columns = list(rows[0])
-    raw = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
-    into = sql.SQL("COPY {} ({}) FROM STDIN").format(
-        sql.Identifier(table.__tablename__), sql.SQL(", ").join(map(sql.Identifier, columns))
+    insert_all(
+        session,
+        (Erasure, [entry.prepared.erasure for entry in fresh]),
+        (Task, [task for _, task in tasks]),
+        (TaskSubject, list(islice(subjects, ROWS_AT_ONCE))),
     )
-    with raw.cursor() as cursor, cursor.copy(into) as copy:
-        for row in rows:
-            copy.write_row([row[column] for column in columns])
+    while rows := list(islice(subjects, ROWS_AT_ONCE)):
+        insert_all(session, (TaskSubject, rows))
 
 
 def _task(erasure: dict[str, Any], model_id: UUID) -> dict[str, Any]:
@@ -236,7 +220,7 @@ def _task(erasure: dict[str, Any], model_id: UUID) -> dict[str, Any]:
         "id": new_id(),
         "erasure_id": erasure["id"],
         "model_id": model_id,
-        "state": TaskState.RECEIVED,
+        "state": TaskState.RECEIVED.value,
         "subjects": erasure["subjects"],
         "due_at": erasure["due_at"],
         "created_at": erasure["created_at"],
