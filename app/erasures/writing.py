@@ -28,7 +28,7 @@ def insert_all(session: Session, *batches: tuple[type[Base], Rows]) -> None:
     raw = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
     statement = _statement(tuple((table, tuple(rows[0])) for table, rows in filled))
     raw.execute(
-        cast(LiteralString, statement),
+        statement,
         [[row[column] for row in rows] for _, rows in filled for column in rows[0]],
     )
 
