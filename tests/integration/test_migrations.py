@@ -34,9 +34,11 @@ def test_downgrade_leaves_nothing_and_upgrade_works_again(services: Services) ->
     assert "models" in inspect(services.database.engine).get_table_names()
 
 
-def test_upgrading_twice_is_no_error(services: Services) -> None:
+def test_upgrading_twice_changes_nothing(services: Services) -> None:
     migrate.upgrade(services)
+    before = sorted(inspect(services.database.engine).get_table_names())
     migrate.upgrade(services)
+    assert sorted(inspect(services.database.engine).get_table_names()) == before
 
 
 def test_every_revision_has_a_way_back() -> None:
