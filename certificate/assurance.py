@@ -21,22 +21,27 @@ from certificate.records import printable
 
 # Families whose loss is convex in the weights, so that B1 needs nothing but λ.
 CONVEX_FAMILIES = frozenset({"softmax", "logistic", "ridge"})
+# Networks for which the Hessian's Lipschitz constant is derived, layer by layer, and not sampled.
+ANALYTIC_FAMILIES = frozenset({"mlp", "allcnn"})
 PUBLISHED_METHODS: frozenset[Rule] = frozenset({"tr-paper", "guo2020", "zhang2024"})
 
 ORIGINS = "declared-origins"
 FLOATING_POINT_NOISE = "floating-point-noise"
 RETRAINING_REACHES_REFERENCE = "retraining-reaches-reference"
 SAMPLED_LIPSCHITZ = "sampled-hessian-lipschitz"
+CURVATURE_ROUNDING = "curvature-rounding"
 PUBLISHED_ANALYSIS = "published-analysis"
 
 _BASIS = {
-    ORIGINS: "the model's owner declared that features, constants, anchor and λ do not depend on "
-    "erasable records",
+    ORIGINS: "the model's owner declared that features, constants, anchor, λ and the policy's ε, δ and Δ* do "
+    "not depend on erasable records, nor on how an earlier attempt at this release ended",
     FLOATING_POINT_NOISE: "Gaussian noise is drawn in double precision from a cryptographic keystream, its "
     "tail cut at 13.3 standard deviations; attacks on its floating-point grid are not modelled",
     RETRAINING_REACHES_REFERENCE: "retraining from the anchor is taken to reach the stationary point "
     "certified; shown by experiment, not proved",
     SAMPLED_LIPSCHITZ: "the Hessian's Lipschitz constant was sampled; samples bound a supremum from below",
+    CURVATURE_ROUNDING: "rounding in products with the Hessian is modelled to first order, with a margin of "
+    "sixteen, and taken to be independent of the random start of the measurement",
     PUBLISHED_ANALYSIS: "the distance and the noise follow the method's publication, where the noise depends "
     "on the data; its claim is repeated here and not proved",
 }
@@ -87,6 +92,12 @@ def required_assumptions(rule: Rule, assurance: Assurance) -> tuple[str, ...]:
     return tuple(names)
 
 
+def stated_assumptions(rule: Rule, assurance: Assurance) -> tuple[str, ...]:
+    """What an issuer names: all that a verifier asks for, and what early certificates did not know to say."""
+    besides = (CURVATURE_ROUNDING,) if rule == "B2" else ()
+    return (*required_assumptions(rule, assurance), *besides)
+
+
 def inequalities_of(rule: Rule) -> tuple[Inequality, ...]:
     """What a release under `rule` states, in the order a certificate lists it."""
     return tuple(sorted(_INEQUALITIES[rule]))
@@ -101,7 +112,7 @@ def guarantee_for(*, rule: Rule, assurance: Assurance, epsilon: float, delta: fl
         assurance=assurance,
         reference=_REFERENCE[rule],
         assumptions=tuple(
-            Assumption(name=name, basis=_BASIS[name]) for name in required_assumptions(rule, assurance)
+            Assumption(name=name, basis=_BASIS[name]) for name in stated_assumptions(rule, assurance)
         ),
         not_covered=NOT_COVERED,
         estimate=Estimate(epsilon=epsilon, delta=delta) if heuristic else None,
@@ -143,6 +154,11 @@ def _check_family(predicate: Predicate) -> None:
         raise AssuranceUnfounded(
             f"rule B1 needs a loss convex in the weights; {printable(family)!r} is not one of "
             f"{', '.join(sorted(CONVEX_FAMILIES))}"
+        )
+    if predicate.guarantee.assurance == "conditional" and family not in ANALYTIC_FAMILIES:
+        raise AssuranceUnfounded(
+            f"a conditional guarantee needs a derived Hessian-Lipschitz constant; of {printable(family)!r} "
+            f"none is known, of {', '.join(sorted(ANALYTIC_FAMILIES))} there is"
         )
 
 

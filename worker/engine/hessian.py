@@ -11,7 +11,7 @@ from worker.engine.preconditioner import build
 if TYPE_CHECKING:
     from worker.engine.linear import LinearObjective
 
-_PRECONDITIONER_ROWS = 1536  # more rows hardly improve a preconditioner and cost as much as products
+PRECONDITIONER_ROWS = 1536  # more rows hardly improve a preconditioner and cost as much as products
 
 
 class CachedHessian:
@@ -34,7 +34,7 @@ class CachedHessian:
 
     def approximate_inverse(self, rank: int) -> ApproximateInverse | None:
         objective = self._objective
-        stride = -(-len(self._features) // _PRECONDITIONER_ROWS)
+        stride = -(-len(self._features) // PRECONDITIONER_ROWS)
         features, state = objective.extended(self._features[::stride]), self._state[:, ::stride]
         weights, mean = objective.curve_diagonal(state).sum(0), objective.curve_mean(state)
         inverse = build(features, weights, mean, lam=objective.lam, rank=rank, seed=self._seed)

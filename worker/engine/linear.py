@@ -72,6 +72,16 @@ class LinearObjective(ABC):
         self.total, self._ranks = int(total[0]), int(total[1])
 
     @property
+    def chunk_rows(self) -> int:
+        """How many rows are looked at together: the same on all ranks, the bound on rounding counts them."""
+        return self._chunk_rows
+
+    @chunk_rows.setter
+    def chunk_rows(self, rows: int) -> None:
+        self._chunk_rows = rows
+        self._row_norms.clear()  # they were those of other chunks
+
+    @property
     def curvature_floor(self) -> float:
         """λ: the loss is convex in w, so the quadratic's curvature is proven for the sum."""
         return self.lam
@@ -204,6 +214,10 @@ class LinearObjective(ABC):
     def reduce(self, tensor: Tensor) -> Tensor:
         """The sum over ranks."""
         return self._reduce(tensor)
+
+    def stand_alone(self) -> None:
+        """From now on without other ranks: for what is done with rows that were fetched from them."""
+        self._reduce = _alone
 
     def _pass(self, w: Tensor, dtype: torch.dtype) -> _Sums:
         parts = self.unflatten(w)

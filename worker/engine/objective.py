@@ -74,7 +74,10 @@ class HessianOperator(Protocol):
 
 
 class Objective(Protocol):
-    """Smooth, and `curvature_floor`-strongly convex everywhere (a proven figure, not an estimate)."""
+    """Smooth, and `curvature_floor`-strongly convex everywhere (a proven figure, not an estimate).
+
+    A floor of 0 says that nothing is proven: what minimises such an objective can certify no distance.
+    """
 
     @property
     def dimension(self) -> int: ...

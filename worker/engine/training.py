@@ -15,6 +15,7 @@ def train(
     subproblem: Subproblem = steihaug,
     progress: Callable[[Step], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
+    working_floor: float | None = None,
 ) -> Solution:
     """A function of the rows, λ and the anchor alone: nothing of an earlier model enters."""
     return minimise(
@@ -25,4 +26,5 @@ def train(
         subproblem=subproblem,
         progress=progress,
         cancelled=cancelled,
+        working_floor=working_floor,
     )

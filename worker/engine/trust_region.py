@@ -2,14 +2,13 @@
 
 Nothing on the path is trusted: the last point's gradient is a float64 pass over every row, and B1 turns it
 into a distance whatever brought us there. So on the way the Hessian may be sampled and preconditioned, and
-gradients may be in float32; a pass in float32 has an infinite rounding bound and can certify nothing.
+gradients may be in float32; a pass in float32 has an infinite rounding bound and can certify nothing. Where
+no curvature floor is proven (networks) there is no B1, and the loop ends with a small gradient instead.
 """
 
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 from torch import Tensor
@@ -17,67 +16,13 @@ from torch import Tensor
 from worker.engine.bounds import reachable, strongly_convex_distance
 from worker.engine.objective import EXACT, Evaluation, HessianOperator, Objective
 from worker.engine.sampling import SampleSchedule
+from worker.engine.solution import Outcome, Solution, SolverSettings, Step
 from worker.engine.subproblem import Proposal, Quadratic, Subproblem, steihaug
-from worker.engine.validation import check_target, checked_point
+from worker.engine.validation import check_floor, check_target, checked_point
 
 _SINGLE_NOISE = 4e-6  # relative to a row's gradient: some sixty units of float32 rounding
 
-
-class Outcome(StrEnum):
-    CERTIFIED = "certified distance within target"
-    STEPS_EXHAUSTED = "step limit reached before the target"
-    TIME_EXHAUSTED = "time limit reached before the target"
-    NON_FINITE = "the objective or its gradient is not finite at the start"
-    STALLED = "rounding leaves no room for further progress"
-    CANCELLED = "cancelled by the caller"
-
-
-@dataclass(frozen=True, slots=True)
-class SolverSettings:
-    """Path, not promise: none of these can make a certificate wrong."""
-
-    max_steps: int = 100
-    max_seconds: float = math.inf
-    max_products: int = 200  # per step
-    initial_radius: float | None = None  # None: B1's ball, which holds the minimiser
-    accept: float = 0.1  # η₁
-    expand: float = 0.75  # η₂
-    shrink: float = 0.25  # γ_dec
-    grow: float = 2.0  # γ_inc
-    forcing: float = 0.05  # relative residual asked of the subproblem
-    sample_fraction: float = 0.06  # 1.0: exact products throughout
-    least_sample: int = 2048
-    most_sample_bytes: int = 64 * 2**20
-    preconditioner_rank: int = 128  # 0: none
-    single_precision: bool = True  # for passes far from the target, when products are sampled
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One iteration. `gradient_norm` and `distance` are those of the point kept, certified at the end."""
-
-    index: int
-    gradient_norm: float
-    distance: float
-    radius: float
-    rho: float
-    accepted: bool
-    products: int
-    passes: float  # cumulative
-    seconds: float  # cumulative
-
-
-@dataclass(frozen=True, slots=True)
-class Solution:
-    outcome: Outcome
-    w: Tensor  # (d,)
-    gradient_norm: float
-    rounding: float
-    distance: float
-    steps: tuple[Step, ...]
-    passes: float
-    seconds: float
+__all__ = ["Outcome", "Solution", "SolverSettings", "Step", "minimise"]
 
 
 def minimise(
@@ -89,11 +34,17 @@ def minimise(
     subproblem: Subproblem = steihaug,
     progress: Callable[[Step], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
+    working_floor: float | None = None,
 ) -> Solution:
-    """Minimise from `start` (d,) until B1 certifies ‖w - ŵ‖ ≤ target, or say why not."""
+    """Minimise from `start` (d,) until B1 certifies ‖w - ŵ‖ ≤ target, or say why not.
+
+    An objective without a proven floor needs a `working_floor`: the loop then ends, REACHED and never
+    CERTIFIED, once ‖g‖ + e ≤ working_floor·target. A proven floor makes it idle.
+    """
     check_target(target)
+    floor = check_floor(objective.curvature_floor, working_floor)
     w = checked_point(start, objective.dimension, "start").to(objective.anchor.device)
-    run = _Run(objective, w, target, settings or SolverSettings(), subproblem, cancelled)
+    run = _Run(objective, w, target, floor, settings or SolverSettings(), subproblem, cancelled)
     while (outcome := run.verdict()) is None:
         step = run.advance()
         if step is not None and progress is not None:
@@ -109,6 +60,7 @@ class _Run:
         objective: Objective,
         w: Tensor,
         target: float,
+        floor: float,
         settings: SolverSettings,
         subproblem: Subproblem,
         cancelled: Callable[[], bool] | None,
@@ -116,7 +68,8 @@ class _Run:
         self.started = time.monotonic()
         self.objective, self.target, self.settings = objective, target, settings
         self.subproblem, self.cancelled = subproblem, cancelled
-        self.floor = objective.curvature_floor
+        self.floor = floor
+        self.proven = objective.curvature_floor > 0
         self.passes = 0.0
         self.steps: list[Step] = []
         self.futile = 0
@@ -136,7 +89,9 @@ class _Run:
         self.contraction = 0.1  # of ‖g‖ by the last step of a sampled model; a first guess
         self.w = w
         self.here = self._evaluate(w, expected=math.inf)
-        self.radius = self.estimate if settings.initial_radius is None else settings.initial_radius
+        # a floor that is not proven everywhere says less about how far the model can be trusted
+        ball = self.estimate if self.proven else self.estimate / 8
+        self.radius = ball if settings.initial_radius is None else settings.initial_radius
         self.settled = False  # the last step was good: curvature, and with it the preconditioner, still holds
 
     @property
@@ -145,7 +100,7 @@ class _Run:
 
     @property
     def distance(self) -> float:
-        """(B1)"""
+        """(B1), which is only worth what the floor is"""
         return strongly_convex_distance(
             gradient_norm=self.here.norm, rounding=self.here.rounding, floor=self.floor
         )
@@ -162,7 +117,7 @@ class _Run:
         cramped = bounded and not reachable(target=self.target, rounding=here.rounding, floor=self.floor)
         checks = (
             (Outcome.NON_FINITE, not (math.isfinite(here.norm) and math.isfinite(here.value))),
-            (Outcome.CERTIFIED, self.distance <= self.target),
+            (Outcome.CERTIFIED if self.proven else Outcome.REACHED, self.distance <= self.target),
             (Outcome.CANCELLED, self.cancelled is not None and self.cancelled()),
             (Outcome.STALLED, self.futile >= 3 or (cramped and here.norm <= here.rounding)),
             (Outcome.STEPS_EXHAUSTED, len(self.steps) >= self.settings.max_steps),
@@ -188,7 +143,9 @@ class _Run:
         rho, accepted = self._judge(proposal, there)
         self._resize(radius, float(torch.linalg.vector_norm(proposal.step)), rho, accepted, proposal.boundary)
         shrinkage = there.norm / self.here.norm
-        self.schedule.learn(accepted=accepted, shrinkage=shrinkage, boundary=proposal.boundary)
+        # where curvature can be negative, a bad sample too ends at the edge: only a good step excuses it
+        held = proposal.boundary and (self.proven or rho >= self.settings.expand)
+        self.schedule.learn(accepted=accepted, shrinkage=shrinkage, boundary=held)
         self.settled = accepted and shrinkage < 0.25
         if accepted and not proposal.boundary:
             self.contraction = shrinkage
@@ -214,7 +171,7 @@ class _Run:
             w=self.w,
             gradient_norm=self.here.norm,
             rounding=self.here.rounding,
-            distance=self.distance,
+            distance=self.distance if self.proven else math.inf,
             steps=tuple(self.steps),
             passes=self.passes,
             seconds=self.seconds,
@@ -272,7 +229,7 @@ class _Run:
     def _resize(self, radius: float, length: float, rho: float, accepted: bool, boundary: bool) -> None:
         if not accepted:
             self.radius = self.settings.shrink * min(radius, length)
-        elif boundary and rho >= self.settings.expand:
+        elif boundary and (rho >= self.settings.expand or math.isnan(rho)):
             self.radius = self.settings.grow * radius
 
     def _interrupted(self) -> bool:

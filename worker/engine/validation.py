@@ -36,6 +36,17 @@ def check_target(target: float) -> None:
         raise EngineInputError(f"the target distance must be finite and positive, got {target!r}")
 
 
+def check_floor(proven: float, working: float | None) -> float:
+    """The floor to aim by: the proven one, or what the caller works with where none is."""
+    if proven > 0:
+        return proven
+    if working is None or not (math.isfinite(working) and working > 0):
+        raise EngineInputError(
+            f"no curvature floor is proven: a positive working floor is needed, got {working!r}"
+        )
+    return working
+
+
 def checked_point(point: Tensor | None, dimension: int, name: str) -> Tensor:
     """A finite float64 vector of the right length, never the caller's own memory; zeros for None."""
     if point is None:

@@ -1,0 +1,1 @@
+"""Smooth networks: specs, an objective by automatic differentiation, and what certifies them."""

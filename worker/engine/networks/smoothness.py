@@ -1,0 +1,114 @@
+"""How activations and losses bend and convolutions stretch, all rounded up (docs/maths.md, section 9)."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.engine.networks.architectures import Activation
+from worker.engine.networks.losses import CrossEntropy, Loss, Residual
+
+_GRID = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Bends:
+    """sup |φ'|, sup |φ''|, sup |φ'''| over the whole line."""
+
+    first: float
+    second: float
+    third: float
+
+
+BENDS: dict[Activation, Bends] = {
+    "gelu": Bends(1.1290, 0.7979, 0.7789),  # at √2, 0 and √((7 - √33)/2)
+    "silu": Bends(1.0999, 0.5, 0.3082),
+    "tanh": Bends(1.0, 0.7699, 2.0),  # 4/(3√3) and 2
+    "softplus": Bends(1.0, 0.25, 0.0963),  # the logistic function's: 1/4 and 1/(6√3)
+}
+
+SOFTMAX_THIRD = 0.2722  # √2/(3√3), see `loss_bends`
+
+
+@dataclass(frozen=True, slots=True)
+class LossBends:
+    """Row by row, (c,): bounds on ‖∂ℓ/∂z‖, ‖∂²ℓ/∂z²‖ and ‖∂³ℓ/∂z³‖."""
+
+    first: Tensor
+    second: Tensor
+    third: Tensor
+
+
+def loss_bends(loss: Loss, residual: Residual, shift: Tensor) -> LossBends:
+    """For all logits within `shift` (c,) of those that gave `residual`.
+
+    Cross-entropy: ∂²ℓ[v, v] is the variance of v under p and ∂³ℓ[v, v, v] its third central moment. A unit v
+    has a range of √2 at most; a variable of range R has a third central moment of R³/(6√3) at most, and of R
+    times its variance. Within the shift E every p(1-p) grows by e^{4E} at most.
+    """
+    first = torch.linalg.vector_norm(residual.q, dim=1)
+    if isinstance(loss, CrossEntropy):
+        near = residual.stiffness * torch.exp(4 * shift)
+        second = near.clamp(max=0.5)
+        third = (math.sqrt(2) * (1 + 1e-9) * near).clamp(max=SOFTMAX_THIRD)
+        return LossBends((first + second * shift).clamp(max=math.sqrt(2) * (1 + 1e-9)), second, third)
+    second = torch.ones_like(first)
+    return LossBends(first + shift, second, torch.zeros_like(first))
+
+
+def cubic_norm(tensor: Tensor) -> float:
+    """A bound on C(ν) = Σ t_{ijk}·ν_i·ν_j·ν_k over unit ν, for coefficients t ≥ 0 of shape (L, L, L).
+
+    C(ν) = νᵀT(ν⊗ν) with T the symmetrised tensor as an L × L² matrix, so C ≤ ‖T‖₂; and TTᵀ is non-negative,
+    so for any x > 0 its largest eigenvalue is at most max (TTᵀx)_i/x_i (Collatz & Wielandt).
+
+    >>> cubic_norm(torch.ones(2, 2, 2, dtype=torch.float64))  # (ν_1 + ν_2)³ at ν = (1, 1)/√2
+    2.82842...
+    """
+    axes = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+    symmetric = torch.stack([tensor.permute(axis) for axis in axes]).mean(0).flatten(1)
+    return math.sqrt(_perron(symmetric @ symmetric.T))
+
+
+def quadratic_norm(matrix: Tensor) -> float:
+    """A bound on Σ t_{ij}·ν_i·ν_j over unit ν, for coefficients t ≥ 0 of shape (L, L); the same argument."""
+    return _perron((matrix + matrix.T) / 2)
+
+
+def _perron(matrix: Tensor) -> float:
+    """At least the largest eigenvalue of a symmetric matrix of numbers ≥ 0 (L, L)."""
+    if not bool(torch.isfinite(matrix).all()):
+        return math.inf
+    x = matrix.new_ones(len(matrix))
+    for _ in range(50):
+        x = matrix @ x
+        x = x / x.amax().clamp(min=1e-300) + 1e-12
+    return float((matrix @ x / x).amax()) * (1 + 1e-9)
+
+
+def spectral_bound(matrices: Tensor) -> float:
+    """The largest singular value of all `matrices` (…, m, k), from a backward stable decomposition."""
+    return float(torch.linalg.matrix_norm(matrices, 2).amax()) * (1 + 1e-9)
+
+
+def convolution_bound(weight: Tensor, stride: int) -> float:
+    """A bound on ‖a ↦ W * a‖₂ for 3x3 taps (out, in, 3, 3), zero padding and any image size.
+
+    The zero-padded map is a compression of the one on the infinite grid. There, with the input split into its
+    stride² phases, each frequency θ is multiplied by the matrix Ŵ(θ) (out, in·stride²), a trigonometric
+    polynomial of degree 1 in each angle. Such a polynomial is at most 1/cos(π/N) times its largest value on N
+    equally spaced angles (Ehlich & Zeller 1964), once for each of the two.
+    """
+    out, channels = weight.shape[:2]
+    angles = 2 * math.pi * torch.arange(_GRID, dtype=torch.float64, device=weight.device) / _GRID
+    symbol = torch.zeros(
+        _GRID, _GRID, out, channels, stride, stride, dtype=torch.complex128, device=weight.device
+    )
+    for row in range(3):
+        for column in range(3):
+            (turn, phase), (turn2, phase2) = divmod(row - 1, stride), divmod(column - 1, stride)
+            wave = torch.exp(1j * (turn * angles[:, None] + turn2 * angles[None, :]))
+            symbol[..., phase, phase2] += wave[:, :, None, None] * weight[:, :, row, column]
+    half = symbol[: _GRID // 2 + 1].flatten(3)  # the other half are complex conjugates
+    return spectral_bound(half) / math.cos(math.pi / _GRID) ** 2

@@ -1,0 +1,121 @@
+"""What every published method hands back: where it stopped, its own Δ, and whether its conditions held."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+from torch import Tensor
+
+from certificate.privacy import classical_sigma, sigma_for
+from worker.engine.bounds import strongly_convex_distance
+from worker.engine.linear import LinearObjective
+from worker.engine.objective import CertifiedGradient, Objective
+
+Method: TypeAlias = Literal["tr-paper", "guo2020", "zhang2024"]
+Constant: TypeAlias = float | int | bool | str | None
+Calibration: TypeAlias = Literal["classical", "analytic"]
+
+
+class Outcome(StrEnum):
+    """HOLDS, or the first condition of the publication that does not; only HOLDS may be certified."""
+
+    HOLDS = "every condition of the publication that can be checked holds"
+    NOT_CONVEX = "the loss is not known to be convex in the weights"
+    NO_LIPSCHITZ = "no proven Lipschitz constants are known for this loss"
+    NO_FLOOR = "no positive curvature floor is known"
+    LONG_ROWS = "rows are longer than the bound assumes"
+    UNBOUNDED_GRADIENT = "the gradient of this loss has no bound"
+    NOT_A_MINIMISER = "the start is not the minimiser on the original records"
+    OUTSIDE_CONSTRAINT = "the weights are not within the norm constraint"
+    DAMPING_TOO_SMALL = "the damping does not make the Hessian positive definite"
+    DIVERGED = "the inverse-Hessian recursion diverged"
+    NON_FINITE = "a value is not finite"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    outcome: Outcome
+    reason: str  # the outcome in numbers
+
+    @property
+    def holds(self) -> bool:
+        return self.outcome is Outcome.HOLDS
+
+
+HOLDS = Verdict(Outcome.HOLDS, Outcome.HOLDS.value)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedResult:
+    """`distance` is the method's own Δ, infinite where a condition failed; `posterior` is B1 at `w`."""
+
+    method: Method
+    verdict: Verdict
+    w: Tensor  # (d,)
+    distance: float
+    posterior: float | None
+    gradient_norm: float
+    rounding: float
+    constants: Mapping[str, Constant]
+    assumed: tuple[str, ...]
+    passes: float
+    seconds: float
+
+    @property
+    def certifiable(self) -> bool:
+        """A method whose conditions do not hold issues no certificate, whatever its formula would give."""
+        return self.verdict.holds and math.isfinite(self.distance)
+
+
+def convex(objective: Objective) -> bool:
+    """Linear predictors under the losses of `families`: convex in the weights, hence λ-strongly convex."""
+    return isinstance(objective, LinearObjective)
+
+
+def posterior(objective: Objective, w: Tensor) -> float | None:
+    """B1 at any point, whatever led there: a proven second figure; None where the loss is not convex."""
+    return posterior_from(objective, objective.certified_gradient(w))
+
+
+def posterior_from(objective: Objective, here: CertifiedGradient) -> float | None:
+    if not convex(objective):
+        return None
+    return strongly_convex_distance(
+        gradient_norm=here.norm, rounding=here.rounding, floor=objective.curvature_floor
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseLast:
+    """σ from the distance achieved; it depends on the data, which the published analyses leave out."""
+
+    calibration: Calibration
+    sigma: float | None
+    reason: str | None  # why there is no σ
+
+
+def noise_last(*, distance: float, epsilon: float, delta: float, calibration: Calibration) -> NoiseLast:
+    """The paper's Theorem 1 (`classical`, proved for ε < 1 only) or the exact trade-off at the same Δ.
+
+    >>> noise_last(distance=1.0, epsilon=1.0, delta=1e-5, calibration="classical").sigma is None
+    True
+    >>> round(noise_last(distance=1.0, epsilon=1.0, delta=1e-5, calibration="analytic").sigma, 3)
+    3.731
+    """
+    if not (math.isfinite(distance) and distance > 0):
+        return NoiseLast(calibration, None, f"no finite positive distance, got {distance!r}")
+    if calibration == "analytic":
+        return NoiseLast(calibration, sigma_for(epsilon=epsilon, delta=delta, distance=distance), None)
+    if not epsilon < 1:
+        return NoiseLast(calibration, None, f"the classical formula is proved for ε < 1, not for {epsilon!r}")
+    return NoiseLast(calibration, classical_sigma(epsilon=epsilon, delta=delta, distance=distance), None)
+
+
+def tidy(constants: Mapping[str, Constant]) -> dict[str, Constant]:
+    """Records hold no infinities and no NaN: such a figure is null there."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in constants.items()
+    }
