@@ -1,0 +1,173 @@
+"""What the pages show, of whom, and to whom: one living model behind them."""
+
+import json
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.access.scopes import Scope
+from app.bootstrap import Services
+from app.certificates import verification
+from app.db.tables import Certificate
+from certificate.cli import run_verify
+from tests.integration.dashboard import Visitor
+from tests.integration.model_api import Api, registered, work
+
+SECRET = "case-of-the-owner"
+
+
+class Owned:
+    """A model with one erasure done, one waiting, and the ids of all that."""
+
+    def __init__(self, gateway: TestClient, services: Services) -> None:
+        self.visitor = Visitor(gateway, services, "owner").signed_in()
+        self.api = Api(gateway, self.visitor.headers)
+        registered(self.api, services)
+        self.erasure = self.ask("s1", "s2", "nobody")
+        work(services)
+        self.waiting = self.ask("s3")
+        shown = self.get(f"/v1/erasures/{self.erasure}")
+        assert shown["state"] == "completed", shown
+        (task,) = shown["tasks"]
+        self.batch, self.certificate = task["batch_id"], task["certificate_id"]
+
+    def ask(self, *subjects: str) -> str:
+        body = {"subjects": subjects, "reference": SECRET}
+        answer = self.api.gateway.post("/v1/erasures", json=body, headers=self.visitor.headers)
+        return str(answer.json()["id"])
+
+    def get(self, path: str) -> Any:
+        return self.api.gateway.get(path, headers=self.visitor.headers).json()
+
+    def pages(self) -> list[str]:
+        certificate, versions = f"/certificates/{self.certificate}", "/models/toy/versions"
+        return [
+            f"/erasures/{self.erasure}",
+            f"/erasures/{self.erasure}/receipts/toy/0.json",
+            f"/batches/{self.batch}",
+            f"/batches/{self.batch}/events",
+            f"/batches/{self.batch}/retry",
+            "/models/toy",
+            f"{versions}/1/checkpoint",
+            f"{versions}/current/signature",
+            certificate,
+            f"{certificate}/pack.json",
+            f"{certificate}/bundle.json",
+        ]
+
+
+@pytest.fixture
+def owned(gateway: TestClient, services: Services) -> Owned:
+    return Owned(gateway, services)
+
+
+def test_pages_show_their_tenant_what_they_hide_from_others(
+    owned: Owned,
+    gateway: TestClient,
+    services: Services,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _looks_right(owned.visitor, owned)
+    _nothing_for_strangers(Visitor(gateway, services, "stranger").signed_in(), owned)
+    _downloads_verify(owned.visitor, owned, tmp_path)
+    _figures_are_for_auditors(gateway, services)
+    _a_file_that_is_not_read_is_not_said_to_be_checked(owned, monkeypatch)
+    _a_broken_certificate_is_told(owned, services)
+
+
+def _looks_right(visitor: Visitor, owned: Owned) -> None:
+    overview = visitor.get("/").text
+    assert "<strong>1</strong> open request<" in overview
+    assert SECRET in overview
+    erasure = visitor.get(f"/erasures/{owned.erasure}").text
+    assert "2 people</strong>: erased from the model" in erasure
+    assert "1 person</strong>: no data of this person was found" in erasure
+    certificate = visitor.get(f"/certificates/{owned.certificate}").text
+    assert certificate.count('aria-hidden="true">✓</span>') == 8
+    assert "Verified" in certificate
+    assert "73 %" in certificate
+    model = visitor.get("/models/toy").text
+    assert "Version 1" in model
+    assert "of 8</span>" in model
+    assert "Micro-F1" in model
+    found = visitor.get(f"/erasures?q={owned.erasure.upper()}")
+    assert found.headers["location"] == f"/erasures/{owned.erasure}"
+    assert "2 requests found" in visitor.get(f"/erasures?q={SECRET}").text
+    assert "Nothing fits" in visitor.get("/erasures?q=other").text
+    assert "1 request found" in visitor.get("/erasures?state=received&model=toy").text
+    assert "s1" not in erasure.split(), "identifiers are nowhere"
+
+
+def _nothing_for_strangers(stranger: Visitor, owned: Owned) -> None:
+    for path in owned.pages():
+        assert stranger.get(path).status_code == 404, path
+    token = stranger.token("/")
+    assert stranger.send(f"/batches/{owned.batch}/retry", {"form_token": token}).status_code == 404
+    for path in ("/", "/erasures", "/batches", "/models", "/certificates", f"/erasures?q={SECRET}"):
+        text = stranger.get(path).text.replace(f'value="{SECRET}"', "")
+        for value in (SECRET, owned.erasure, owned.batch, owned.certificate, "/models/toy"):
+            assert value not in text, path
+
+
+def _downloads_verify(visitor: Visitor, owned: Owned, folder: Path) -> None:
+    certificate = f"/certificates/{owned.certificate}"
+    files = {
+        "pack": f"{certificate}/pack.json",
+        "model": "/models/toy/versions/1/checkpoint",
+        "keys": "/certificates/keys.json",
+        "receipt": f"/erasures/{owned.erasure}/receipts/toy/0.json",
+    }
+    for name, path in files.items():
+        answer = visitor.get(path)
+        assert answer.status_code == 200, path
+        assert answer.headers["content-disposition"].startswith("attachment;"), path
+        (folder / name).write_bytes(answer.content)
+    said: list[str] = []
+    assert (
+        run_verify(**{name: folder / name for name in files}, subject="s1", as_json=True, write=said.append)
+        == 0
+    ), said
+    assert json.loads(said[0])["keys"] == "given"
+    from_api = owned.get(f"/v1{certificate}/pack")
+    assert json.loads((folder / "pack").read_text()) == from_api
+    half = visitor.get("/models/toy/versions/1/checkpoint", headers={"Range": "bytes=0-9"})
+    assert (half.status_code, len(half.content)) == (206, 10)
+    assert visitor.get("/models/toy/versions/0/checkpoint").status_code == 410
+
+
+def _figures_are_for_auditors(gateway: TestClient, services: Services) -> None:
+    """What the API shows with `audit:read` only, so does the page."""
+    scopes = set(Scope) - {Scope.ADMIN, Scope.AUDIT_READ}
+    model = Visitor(gateway, services, "owner", *scopes).signed_in().get("/models/toy").text
+    assert "Micro-F1" not in model
+    assert "<code>audit:read</code>" in model
+
+
+def _a_broken_certificate_is_told(owned: Owned, services: Services) -> None:
+    with services.database.writing() as session:
+        found = session.get_one(Certificate, UUID(owned.certificate))
+        document = json.loads(found.envelope)
+        signature = document["signatures"][0]["sig"]
+        document["signatures"][0]["sig"] = ("A" if signature[9] != "A" else "B").join(
+            (signature[:9], signature[10:])
+        )
+        found.envelope = json.dumps(document).encode()
+    page = owned.visitor.get(f"/certificates/{owned.certificate}").text
+    assert "Not verified" in page
+    assert 'aria-hidden="true">✗</span>' in page
+    assert "Nothing on this page can be relied on" in page
+
+
+def _a_file_that_is_not_read_is_not_said_to_be_checked(owned: Owned, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(verification, "LARGEST_HASHED", 10)
+        page = owned.visitor.get(f"/certificates/{owned.certificate}").text
+    assert "not checked here: the file is large" in page
+    assert page.count('aria-hidden="true">✓</span>') == 7
+    assert 'aria-hidden="true">–</span>' in page
+    assert "about this exact file" not in page
+    assert "Verified, but for the file" in page
