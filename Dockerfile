@@ -19,10 +19,10 @@ COPY app ./app
 COPY worker ./worker
 
 FROM source AS gateway-build
-RUN --mount=type=cache,target=/root/.cache/pip pip install -c constraints.txt '.[gateway]'
+RUN --mount=type=cache,target=/root/.cache/pip pip install -c constraints.txt '.[gateway,s3,tracing]'
 
 FROM source AS worker-build
-RUN --mount=type=cache,target=/root/.cache/pip pip install -c constraints.txt '.[worker]'
+RUN --mount=type=cache,target=/root/.cache/pip pip install -c constraints.txt '.[worker,s3,tracing]'
 
 FROM base AS runtime
 # The number is fixed so that mounted key files and volumes can be given to it.
