@@ -13,6 +13,7 @@ from app.db.session import Database
 from app.embedded import redis_url
 from app.settings import Settings
 from app.storage import Storage
+from app.tracing import Tracer, open_tracer
 from app.vault import Vault
 
 
@@ -37,7 +38,7 @@ class Services:
 
     @cached_property
     def storage(self) -> Storage:
-        return Storage(self.settings.storage)
+        return Storage(self.settings.storage, self.settings.storage_endpoint)
 
     @cached_property
     def callers(self) -> CallerCache:
@@ -47,7 +48,13 @@ class Services:
     def vault(self) -> Vault:
         return open_vault(self.settings, self.database)
 
+    @cached_property
+    def tracer(self) -> Tracer:
+        return open_tracer(self.settings)
+
     def close(self) -> None:
+        if "tracer" in self.__dict__:
+            self.tracer.close()
         if "database" in self.__dict__:
             self.database.close()
         if "redis" in self.__dict__:

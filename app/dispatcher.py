@@ -19,7 +19,7 @@ from sqlalchemy import Select, delete, exists, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from app import logs, orphans
+from app import logs, orphans, traced
 from app.bootstrap import Services
 from app.clock import new_id, now
 from app.db import receipts, transitions
@@ -31,6 +31,7 @@ from app.queueing import Messages, RqMessages
 from app.settings import Settings
 from app.silence import Beat, Silence
 from app.storage import StorageError
+from app.webhooks import delivery
 
 log = logs.get("dispatcher")
 LEASE = "dispatcher"
@@ -96,7 +97,7 @@ class Dispatcher:
         because = _due(session, model, self._now()) if model else None
         if model is None or because is None:
             return
-        batch = transitions.seal(session, model, because=because, now=self._now())
+        batch = traced.seal(self.services.tracer, session, model, because=because, now=self._now())
         if batch is not None:
             log.info("sealed", batch=str(batch.id), because=because, subjects=batch.subjects)
 
@@ -162,7 +163,8 @@ class Dispatcher:
         with self.services.database.reading() as session:
             messages = session.scalars(select(OutboxMessage).order_by(OutboxMessage.id).limit(1000)).all()
         for message in messages:
-            self._messages.send(message.function, message.job_id, message.token)
+            with traced.dispatch(self.services, message.job_id):
+                self._messages.send(message.function, message.job_id, message.token)
             with self.services.database.writing() as session:
                 session.execute(delete(OutboxMessage).where(OutboxMessage.id == message.id))
 
@@ -254,6 +256,9 @@ def run(settings: Settings) -> None:
     dispatcher, stop = Dispatcher(services), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    # Beside the rounds: a receiver that is slow to answer must not hold up the sealing.
+    courier = threading.Thread(target=delivery.run, args=(services, stop), name="webhooks", daemon=True)
+    courier.start()
     log.info("dispatcher started")
     while not stop.is_set():
         try:
@@ -263,4 +268,5 @@ def run(settings: Settings) -> None:
         stop.wait(settings.dispatch_interval_seconds)
     with suppress(SQLAlchemyError):  # else it runs out by itself
         dispatcher.release_lease()
+    courier.join()
     services.close()

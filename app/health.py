@@ -2,21 +2,26 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from sqlalchemy import func, select
 
-from app import logs
+from app import logs, migrate
 from app.access.guard import ServicesOf
 from app.bootstrap import Services
 from app.clock import now
 from app.db.tables import WorkerSeen
+from app.metrics.page import Page
 
 router = APIRouter(tags=["health"])
 log = logs.get("gateway")
+
+
+Part = Literal["database", "redis", "storage", "worker"]
 
 
 class Health(BaseModel):
@@ -35,9 +40,20 @@ async def healthz() -> Health:
 
 
 @router.get("/readyz", responses={503: {"model": Readiness}})
-def readyz(services: ServicesOf) -> Response:
-    """Database, Redis and storage answer, and a worker was seen lately."""
-    parts = {name: _state(check, services) for name, check in CHECKS.items()}
+def readyz(
+    request: Request,
+    services: ServicesOf,
+    exclude: Annotated[list[Part], Query(description="Parts whose state does not matter here.")] = [],  # noqa: B006
+) -> Response:
+    """Database, Redis and storage answer, and a worker was seen lately.
+
+    For requests to be taken the database is enough: a balancer may exclude the rest.
+    """
+    parts: dict[str, str] = {
+        name: _state(check, services) for name, check in CHECKS.items() if name not in exclude
+    }
+    if request.state.drain.begun:
+        parts["gateway"] = "about to stop"
     ready = all(state == "ok" for state in parts.values())
     body = Readiness(ready=ready, parts=parts).model_dump()
     return JSONResponse(
@@ -47,8 +63,9 @@ def readyz(services: ServicesOf) -> Response:
 
 @router.get("/metrics", response_class=Response)
 def metrics(request: Request) -> Response:
-    """Prometheus text."""
-    return Response(generate_latest(request.state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    """Prometheus text; behind a token of its own where the operator set one."""
+    page: Page = request.state.metrics_page
+    return Response(page.render(request.headers.get("authorization", "")), media_type=CONTENT_TYPE_LATEST)
 
 
 def _state(check: Callable[[Services], str], services: Services) -> str:
@@ -60,8 +77,9 @@ def _state(check: Callable[[Services], str], services: Services) -> str:
 
 
 def _database(services: Services) -> str:
-    services.database.check()
-    return "ok"
+    """Also behind: a gateway that is newer than its tables waits for `lethe migrate`."""
+    with services.database.reading() as session:
+        return "behind: run `lethe migrate`" if migrate.is_behind(session.connection()) else "ok"
 
 
 def _redis(services: Services) -> str:
@@ -80,7 +98,7 @@ def _worker(services: Services) -> str:
     return "ok" if seen else "no worker seen lately"
 
 
-CHECKS: dict[str, Callable[[Services], str]] = {
+CHECKS: dict[Part, Callable[[Services], str]] = {
     "database": _database,
     "redis": _redis,
     "storage": _storage,

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from app import errors, logs
+from app.storage import StorageAway
 
 log = logs.get("gateway")
 _BY_STATUS: dict[int, type[errors.ServiceError]] = {
@@ -38,6 +39,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(OperationalError, _database_error)
     app.add_exception_handler(IntegrityError, _integrity_error)
+    app.add_exception_handler(StorageAway, _storage_error)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _unexpected)
 
@@ -79,6 +81,13 @@ async def _database_error(request: Request, error: Exception) -> Problem:
     log.error("database unavailable", kind=type(error).__name__)
     return respond(
         request, errors.Unavailable("The database cannot be reached.", headers={"Retry-After": "5"})
+    )
+
+
+async def _storage_error(request: Request, error: Exception) -> Problem:
+    log.error("storage unavailable", kind=type(error).__name__)
+    return respond(
+        request, errors.Unavailable("The storage cannot be reached.", headers={"Retry-After": "5"})
     )
 
 

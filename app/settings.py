@@ -28,7 +28,14 @@ class Settings(BaseSettings):
     )
     redis_url: str = Field("", description="Redis or Valkey URL; empty: a private server in the data folder.")
     storage_url: str = Field(
-        "", description="fsspec URL of checkpoints and datasets; empty: the data folder."
+        "",
+        description="Where checkpoints and datasets are: `s3://bucket/prefix`, or another fsspec URL; empty: "
+        "the data folder.",
+    )
+    storage_endpoint: str = Field(
+        "",
+        pattern=r"^(https?://\S+)?$",
+        description="S3 server of that bucket, as `https://s3.example.org`; empty: as the AWS variables say.",
     )
     queue_name: str = Field("lethe", pattern=r"^[a-z0-9-]{1,64}$", description="Name of the RQ queue.")
 
@@ -53,6 +60,26 @@ class Settings(BaseSettings):
         False, description="Serve keys, log and single certificates without an API key; listings never."
     )
 
+    dashboard: bool = Field(True, description="Serve the dashboard at `/`.")
+    session_hours: float = Field(
+        8.0, gt=0, le=168, description="How long someone stays signed in to the dashboard."
+    )
+    secure_cookies: bool | None = Field(
+        None,
+        description="Send the dashboard's cookies over https only; unset: when the request came that way. "
+        "Set it to true behind a proxy that speaks TLS.",
+    )
+
+    webhook_intranet: bool = Field(
+        False,
+        description="Let webhooks go to private and loopback addresses, and over http; for an intranet of "
+        "your own, where every tenant may reach whatever this machine can.",
+    )
+    webhook_ca_file: Path | None = Field(
+        None,
+        description="Authorities (PEM) that vouch for webhook receivers; unset: the public ones.",
+    )
+
     signing_key: SecretStr = Field(SecretStr(""), description="PEM of the signing key (worker only).")
     signing_key_file: Path | None = Field(
         None,
@@ -72,8 +99,27 @@ class Settings(BaseSettings):
         pattern=r"^[^\s+]{1,200}$",
         description="Name of the certificate log on its signed tree heads.",
     )
+    log_seen_file: Path | None = Field(
+        None,
+        description="Where a worker keeps the newest tree head it saw, to notice a log that was put back; "
+        "unset: log-head in the data folder.",
+    )
 
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="Where the worker computes.")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "auto",
+        description="Where the worker computes; auto: CUDA if there is any, else the CPU. MPS has no "
+        "float64: asked for it, the worker computes on that machine's CPU.",
+    )
+    nproc: int = Field(
+        1, ge=1, le=1024, description="Processes of this machine that share the rows of one job."
+    )
+    rank_timeout_seconds: float = Field(
+        600.0,
+        gt=0,
+        le=86400,
+        description="Silence after which one of several processes on a job is given up, and the attempt with "
+        "it; one that ended is noticed at once.",
+    )
     heartbeat_seconds: float = Field(5.0, gt=0, le=60, description="How often an attempt says it is alive.")
     dead_after_seconds: float = Field(
         0.0, ge=0, description="Silence after which an attempt is given up; 0: six heartbeats."
@@ -88,6 +134,30 @@ class Settings(BaseSettings):
         10.0,
         gt=0,
         description="A message not picked up for so long is looked for, and sent again if Redis lost it.",
+    )
+
+    drain_seconds: float = Field(
+        15.0,
+        ge=0,
+        le=86400,
+        description="How long a worker that is asked to stop lets its attempt go on; then the job is handed "
+        "back and another worker starts it anew.",
+    )
+    linger_seconds: float = Field(
+        0.0,
+        ge=0,
+        le=300,
+        description="How long a gateway that is asked to stop serves on, not ready, until balancers noticed.",
+    )
+    metrics_token_file: Path | None = Field(
+        None,
+        description="File of the bearer token for `/metrics`; unset: open, and only this process's requests "
+        "are counted there.",
+    )
+    otlp_endpoint: str = Field(
+        "",
+        pattern=r"^(https?://\S+)?$",
+        description="OpenTelemetry collector (OTLP over HTTP), as `http://collector:4318`; empty: no traces.",
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -123,6 +193,10 @@ class Settings(BaseSettings):
     @property
     def deployment_key_path(self) -> Path:
         return self.deployment_key_file or self.data_dir / "keys" / "deployment.key"
+
+    @property
+    def log_seen_path(self) -> Path:
+        return self.log_seen_file or self.data_dir / "log-head"
 
     @property
     def dead_after(self) -> float:

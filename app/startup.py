@@ -7,9 +7,10 @@ import typer
 from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
 
-from app import logs
+from app import logs, tracing
 from app.bootstrap import Services
 from app.settings import Settings, SettingsError, load_settings
+from app.storage import missing_extra
 from app.vault import KeyProblem
 
 log = logs.get("startup")
@@ -26,10 +27,17 @@ def settings_or_exit() -> Settings:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold keys and identifiers
     try:
         settings = load_settings()
+        tracing.check(settings)
+        _check_storage(settings)
     except SettingsError as problem:
         raise refuse(str(problem)) from None
     logs.configure(settings)
     return settings
+
+
+def _check_storage(settings: Settings) -> None:
+    if missing := missing_extra(settings.storage):
+        raise SettingsError(f"LETHE_STORAGE_URL: {missing}")
 
 
 def check_deployment_key(services: Services) -> None:

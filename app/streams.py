@@ -1,12 +1,13 @@
 """Streams that last: so many at a time, and only as long as the key that opened them is good."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from app.access.cache import Caller
 from app.access.guard import identify
 from app.errors import Unauthenticated, Unavailable
 
@@ -41,17 +42,19 @@ class Stream(StreamingResponse):
 class Watched:
     """Whether the caller is still there, and still someone who may listen."""
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
+    def __init__(
+        self, request: Request, who: Callable[[Request], Awaitable[Caller | None]] = identify
+    ) -> None:
+        self._request, self._who = request, who
         self._checked_at = time.monotonic()
 
     async def goes_on(self) -> bool:
-        if await self._request.is_disconnected():
+        if self._request.state.drain.closing or await self._request.is_disconnected():
             return False
         if time.monotonic() - self._checked_at < RECHECK_SECONDS:
             return True
         self._checked_at = time.monotonic()
         try:
-            return await identify(self._request) is not None
+            return await self._who(self._request) is not None
         except Unauthenticated:
             return False

@@ -168,11 +168,15 @@ class Supervisor:
             self._say("Stopping …")
         for stage in self._stages:
             running = {child.running: child.name for child in stage if child.running is not None}
-            for stubborn in process.stop(*running, grace=GRACE_SECONDS):
+            for stubborn in process.stop(*running, grace=self._grace()):
                 log.warning("killed, it did not stop in time", child=running[stubborn])
         if not self._settings.redis_url:
             embedded.tidy(self._settings)
         log.info("stopped")
+
+    def _grace(self) -> float:
+        """Longer than any part takes that stops in order."""
+        return max(GRACE_SECONDS, self._settings.drain_seconds + 5, self._settings.linger_seconds + 15)
 
     def _say(self, text: str) -> None:
         with suppress(OSError):  # a terminal that went away must not keep the children from being stopped

@@ -31,7 +31,10 @@ class Require(SecurityBase):
         self.scheme_name = "ApiKey"
 
     async def __call__(self, request: Request) -> Caller:
-        caller = await identify(request)
+        return self.admit(await identify(request))
+
+    def admit(self, caller: Caller | None) -> Caller:
+        """The one decision, however the caller was identified."""
         if caller is None:
             raise Unauthenticated("Send an API key as `Authorization: Bearer …`.")
         if not caller.may(self.scope):
@@ -78,5 +81,6 @@ CanReadModels = Annotated[Caller, Depends(Require(Scope.MODELS_READ))]
 CanReadCheckpoints = Annotated[Caller, Depends(Require(Scope.CHECKPOINTS_READ))]
 CanReadCertificates = Annotated[Caller, Depends(Require(Scope.CERTIFICATES_READ))]
 CanAudit = Annotated[Caller, Depends(Require(Scope.AUDIT_READ))]
+CanAdminWebhooks = Annotated[Caller, Depends(Require(Scope.WEBHOOKS_ADMIN))]
 IsAdmin = Annotated[Caller, Depends(Require(Scope.ADMIN))]
 MayBePublic = Annotated[Caller | None, Depends(RequireOrPublic(Scope.CERTIFICATES_READ))]

@@ -11,4 +11,5 @@ class Scope(StrEnum):
     CHECKPOINTS_READ = "checkpoints:read"
     CERTIFICATES_READ = "certificates:read"
     AUDIT_READ = "audit:read"
+    WEBHOOKS_ADMIN = "webhooks:admin"
     ADMIN = "admin"  # everything, within its tenant

@@ -53,6 +53,14 @@ def retry_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) ->
         return service.shown(session, service.retry(session, caller.tenant_id, batch_id))
 
 
+@router.post("/{batch_id}/cancel", status_code=202)
+def cancel_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchShown:
+    """Stop a batch whose noise is not drawn yet. It is held, and its erasures stay open, until it is retried;
+    an append ends as failed, and its parts stay staged. Cancelled twice is cancelled."""
+    with services.database.writing() as session:
+        return service.shown(session, service.cancel(session, caller.tenant_id, batch_id))
+
+
 @router.post("/{batch_id}/approve", status_code=202)
 def approve_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchShown:
     """Publish exactly the draw that the quality gate held."""

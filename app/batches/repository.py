@@ -35,6 +35,17 @@ def locked(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch | None:
     return session.scalar(of_tenant(tenant_id).where(Batch.id == batch_id).with_for_update(of=Batch))
 
 
+def locked_job(session: Session, tenant_id: UUID, batch_id: UUID) -> Job | None:
+    """The row that every write of an attempt locks first: whoever holds it decides what comes next."""
+    return session.scalar(
+        select(Job)
+        .join(Batch, Batch.job_id == Job.id)
+        .join(Model, Model.id == Batch.model_id)
+        .where(Model.tenant_id == tenant_id, Batch.id == batch_id)
+        .with_for_update(of=Job)
+    )
+
+
 def events_after(session: Session, batch_id: UUID, last: int, most: int) -> Sequence[BatchEvent]:
     return session.scalars(
         select(BatchEvent)

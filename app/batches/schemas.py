@@ -20,7 +20,10 @@ class BatchShown(BaseModel):
     shift: dict[str, float | None] | None = Field(
         description="KL(R‖D) and KL(D‖R) of the class mix; from 20 subjects on."
     )
-    progress: dict[str, Any] | None
+    progress: dict[str, Any] | None = Field(
+        description="Of the solve: step, gradient_norm, distance and its target, products, passes, seconds; "
+        "percent and eta_seconds are estimates, null while there is nothing to tell them from."
+    )
     held_reason: HeldReason | None
     error: str | None
     version: int | None

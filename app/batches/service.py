@@ -12,6 +12,7 @@ from app.db.states import BatchState, Decision, HeldReason, JobState
 from app.db.tables import Batch, Job, Model
 from app.errors import Conflict, NotFound
 
+CANCELLABLE = (BatchState.SEALED, BatchState.QUEUED, BatchState.RUNNING)
 ENDED = (BatchState.COMPLETED, BatchState.FAILED)
 
 
@@ -42,6 +43,24 @@ def retry(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch:
         raise Conflict("Another batch of the model is under way; try again when it has ended.")
     model = session.get_one(Model, batch.model_id)
     transitions.retry(session, batch, dict(model.manifest["policy"]), now())
+    return batch
+
+
+def cancel(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch:
+    """Refused from the moment at which noise may be drawn: a draw is published, or discarded and counted."""
+    job = repository.locked_job(session, tenant_id, batch_id)
+    if job is None:
+        raise NotFound("There is no such batch.")
+    batch = session.get_one(Batch, batch_id)
+    if transitions.was_cancelled(session, job.id):
+        return batch
+    if batch.state not in CANCELLABLE:
+        raise Conflict(f"The batch is {batch.state}; only one that waits or runs can be cancelled.")
+    if not batch.policy.get("cancellable", True):
+        raise Conflict("The policy under which the batch was sealed lets none be cancelled.")
+    if transitions.has_drawn(session, batch):
+        raise Conflict("Noise has been drawn for the batch, and counts. It can be discarded only if held.")
+    transitions.cancel(session, job, batch, now())
     return batch
 
 

@@ -7,7 +7,8 @@ from fastapi.responses import PlainTextResponse
 from app.access.cache import Caller
 from app.access.guard import CanAudit, CanReadCertificates, MayBePublic, ServicesOf
 from app.certificates import repository, service
-from app.certificates.schemas import CertificateShown, ConsistencyProof, InclusionProof
+from app.certificates.schemas import CertificateShown, ConsistencyProof, InclusionProof, Verification
+from app.certificates.verification import checked
 from app.db.tables import Certificate
 from app.paging import Cursor, Limit, Page, paged
 from certificate import envelope
@@ -58,6 +59,15 @@ def get_bundle(certificate_id: UUID, caller: MayBePublic, services: ServicesOf) 
     with services.database.reading() as session:
         found = service.get(session, certificate_id, _tenant(caller))
     return envelope.to_bundle(envelope.parse(found.envelope))
+
+
+@router.get("/certificates/{certificate_id}/verify")
+def verify_here(certificate_id: UUID, caller: CanReadCertificates, services: ServicesOf) -> Verification:
+    """The checklist as this server runs it, evidence included. To rely on nobody, verify the pack offline."""
+    with services.database.reading() as session:
+        found = service.get(session, certificate_id, caller.tenant_id)
+        report = checked(services, session, found)
+    return Verification.model_validate(report.to_dict())
 
 
 @router.get("/certificates/{certificate_id}/evidence")

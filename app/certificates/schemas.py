@@ -25,3 +25,21 @@ class ConsistencyProof(BaseModel):
     new_size: int
     path: list[str]
     checkpoint: str
+
+
+class VerificationLine(BaseModel):
+    number: int
+    title: str
+    ok: bool | None = Field(
+        description="Null where the check was not run: it needs a file this server lacks."
+    )
+    detail: str
+
+
+class Verification(BaseModel):
+    verified: bool
+    headline: str
+    keys: str = Field(description="Whose word it is that the keys are the issuer's: here only the pack's.")
+    lines: list[VerificationLine]
+    proves: list[str]
+    does_not_prove: list[str]

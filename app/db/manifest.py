@@ -1,15 +1,20 @@
 """What a model is and what its owner wants: the JSON kept in `models.manifest`."""
 
 from importlib.metadata import entry_points
+from math import prod
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from certificate import privacy
+from certificate.assurance import ANALYTIC_FAMILIES, CONVEX_FAMILIES
+from certificate.predicate import Assurance, Rule
 from certificate.records import Text
 
-BUILT_IN_FAMILIES = ("softmax", "logistic", "ridge")
+NETWORK_FAMILIES = ("mlp", "allcnn", "resnet18")
+BUILT_IN_FAMILIES = (*sorted(CONVEX_FAMILIES), *NETWORK_FAMILIES)
 FAMILY_GROUP = "lethe.families"
+Method = Literal["tr", "retrain", "tr-paper", "guo2020", "zhang2024"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -24,6 +29,20 @@ class QualityGate(BaseModel):
     max_loss_rise: float | None = Field(
         None, ge=0, allow_inf_nan=False, description="Of the mean holdout loss."
     )
+
+
+class PublishedSettings(BaseModel):
+    """Constants of the published methods, as far as a publication leaves them to its user."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(5, ge=1, le=1000, description="T of tr-paper.")
+    tau: float = Field(0.8, gt=0, le=1, description="τ of tr-paper's cap.")
+    row_bound: Positive = Field(1.0, le=1e6, description="Longest row that guo2020 and zhang2024 assume.")
+    constraint: Positive = Field(
+        10.0, le=1e6, description="C of zhang2024: the weights' norm is at most this."
+    )
+    damping: Positive = Field(1.0, le=1e6, description="Damping of zhang2024's step.")
 
 
 class Policy(BaseModel):
@@ -43,8 +62,23 @@ class Policy(BaseModel):
     batch_age_seconds: float = Field(
         3600.0, ge=0, le=30 * 86400, description="A batch is sealed when its oldest request is so old."
     )
-    method: Literal["tr", "retrain"] = Field(
-        "tr", description="`tr`: unlearn from the published version. `retrain`: from the anchor, every time."
+    method: Method = Field(
+        "tr",
+        description="`tr`: unlearn from the published version. `retrain`: from the anchor, every time. "
+        "`tr-paper`, `guo2020`, `zhang2024`: published methods, certified as published only.",
+    )
+    published: PublishedSettings = Field(
+        default_factory=PublishedSettings, description="For `tr-paper`, `guo2020` and `zhang2024`."
+    )
+    heuristic: bool = Field(
+        False,
+        description="Accept an estimate without an (ε, δ) guarantee, where a family's Hessian-Lipschitz "
+        "constant can only be sampled.",
+    )
+    curvature_probability: Positive | None = Field(
+        None,
+        description="p, the part of δ that measuring a network's curvature may use; unset: δ/10⁴. "
+        "It adds up over releases.",
     )
     fallback: Literal["retrain", "fail"] = Field(
         "retrain", description="What happens when Δ* cannot be certified or the lifetime cap would be passed."
@@ -74,6 +108,17 @@ class Policy(BaseModel):
         description="Receipts can be fetched for so long after completion; then their salts are destroyed.",
     )
     time_limit_seconds: Positive = Field(3600.0, le=7 * 86400, description="Longest solve of one attempt.")
+    cancellable: bool = Field(
+        True,
+        description="Whether a batch may be cancelled, while its noise is not drawn; erasures stay open.",
+    )
+
+    curvature_products: int = Field(
+        2000,
+        ge=1,
+        le=1_000_000,
+        description="Most products with a network's Hessian that measuring its curvature may cost.",
+    )
 
     @model_validator(mode="after")
     def _one_release_fits(self) -> Self:
@@ -93,7 +138,21 @@ class Policy(BaseModel):
 
     @property
     def sigma(self) -> float:
-        return privacy.sigma_for(epsilon=self.epsilon, delta=self.delta, distance=self.target_distance)
+        """Where no part of δ is used up by measuring; `Manifest.sigma` knows."""
+        return self.sigma_after(0.0, self.target_distance)
+
+    def sigma_after(self, failure_probability: float, distance: float) -> float:
+        """σ for a distance, ε and what p leaves of δ."""
+        return privacy.sigma_for(
+            epsilon=self.epsilon, delta=self.delta - failure_probability, distance=distance
+        )
+
+    @model_validator(mode="after")
+    def _curvature_leaves_room(self) -> Self:
+        p = self.curvature_probability
+        if p is not None and not privacy.SMALLEST_DELTA <= p <= self.delta / 2:
+            raise ValueError("curvature_probability must lie between 1e-15 and half of delta")
+        return self
 
 
 class Origins(BaseModel):
@@ -111,7 +170,7 @@ class Origins(BaseModel):
     )
     constants: Text = Field(
         max_length=500,
-        description="Where λ, scaling constants and the anchor come from.",
+        description="Where λ, scaling constants, the anchor and the policy's figures come from.",
         examples=["chosen before the data was collected"],
     )
     anchor: Text = Field(
@@ -120,6 +179,41 @@ class Origins(BaseModel):
         description="Where the uploaded anchor comes from; `zero` when there is none.",
         examples=["fitted on a public dataset"],
     )
+
+
+Size = Annotated[int, Field(ge=1, le=65_536)]
+
+
+class Network(BaseModel):
+    """The shape of a network; `hidden` for mlp, `image` and `channels` for allcnn, the rest for resnet18."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    activation: Literal["gelu", "silu", "tanh", "softplus"] = Field(
+        "gelu", description="Smooth: a kink has no second derivative to bound."
+    )
+    hidden: tuple[Size, ...] | None = Field(
+        None, min_length=1, max_length=16, description="Widths of an mlp's hidden layers."
+    )
+    image: tuple[Size, Size, Size] | None = Field(
+        None, description="Channels, height, width of a row of an allcnn or resnet18."
+    )
+    channels: tuple[tuple[Size, Annotated[int, Field(ge=1, le=4)]], ...] | None = Field(
+        None, min_length=1, max_length=16, description="Channels and stride of an allcnn's 3x3 layers."
+    )
+    base_width: Size | None = Field(None, description="Width of a resnet18's first stage.")
+    groups: Size | None = Field(None, description="Groups of a resnet18's normalisation.")
+
+    @property
+    def given(self) -> frozenset[str]:
+        return frozenset(self.model_dump(exclude_none=True)) - {"activation"}
+
+
+_NEEDED = {
+    "mlp": frozenset({"hidden"}),
+    "allcnn": frozenset({"image", "channels"}),
+    "resnet18": frozenset({"image", "base_width", "groups"}),
+}
 
 
 class Manifest(BaseModel):
@@ -131,7 +225,8 @@ class Manifest(BaseModel):
         examples=["softmax"],
     )
     width: int = Field(ge=1, le=10_000_000, description="Features per row.")
-    classes: int | None = Field(None, ge=2, le=100_000, description="Classes of a softmax model.")
+    classes: int | None = Field(None, ge=2, le=100_000, description="Classes of a softmax or a network.")
+    network: Network | None = Field(None, description="Shape of an mlp, allcnn or resnet18.")
     bias: bool = Field(True, description="Whether a constant feature is added.")
     lam: Positive = Field(alias="lambda", ge=1e-30, le=1e6, description="λ, on every parameter, biases too.")
     origins: Origins
@@ -139,16 +234,91 @@ class Manifest(BaseModel):
 
     @model_validator(mode="after")
     def _classes_fit_family(self) -> Self:
-        if self.family in BUILT_IN_FAMILIES and (self.family == "softmax") != (self.classes is not None):
-            raise ValueError("classes is needed for softmax, and only there")
+        classifier = self.family == "softmax" or self.family in NETWORK_FAMILIES
+        if self.family in BUILT_IN_FAMILIES and classifier != (self.classes is not None):
+            raise ValueError("classes is needed for softmax and networks, and only there")
         return self
 
     @model_validator(mode="after")
-    def _plug_ins_retrain(self) -> Self:
-        """Rule B1 needs a convex loss. A verifier knows that of the built-in families and of no other."""
-        if self.family not in BUILT_IN_FAMILIES and self.policy.method != "retrain":
-            raise ValueError("a plug-in family needs the policy's method to be retrain")
+    def _network_fits_family(self) -> Self:
+        if self.family not in NETWORK_FAMILIES:
+            if self.network is not None and self.family in BUILT_IN_FAMILIES:
+                raise ValueError(f"a {self.family} model has no network")
+            return self
+        given = frozenset() if self.network is None else self.network.given
+        if given != _NEEDED[self.family]:
+            needed = " and ".join(sorted(_NEEDED[self.family]))
+            raise ValueError(f"the network of a {self.family} is described by {needed}, and nothing else")
+        assert self.network is not None
+        if self.network.image is not None and prod(self.network.image) != self.width:
+            raise ValueError("width is not the number of pixels of network.image")
+        if self.network.groups is not None and (self.network.base_width or 0) % self.network.groups:
+            raise ValueError("network.base_width is not a multiple of network.groups")
+        if not self.bias:
+            raise ValueError("a network's layers have biases: bias cannot be false")
         return self
+
+    @model_validator(mode="after")
+    def _method_fits_family(self) -> Self:
+        """What a verifier knows of a family decides what may be claimed for it."""
+        method, convex = self.policy.method, self.family in CONVEX_FAMILIES
+        if (
+            method == "tr"
+            and not convex
+            and self.family not in ANALYTIC_FAMILIES
+            and not self.policy.heuristic
+        ):
+            raise ValueError(
+                f"the curvature of the family {self.family} can only be sampled: set the policy's method to "
+                "retrain, or heuristic to true for an estimate without a guarantee"
+            )
+        if method == "guo2020" and not convex:
+            raise ValueError("guo2020 needs a loss convex in the weights")
+        return self
+
+    @property
+    def rule(self) -> Rule:
+        """By which the policy's method is bounded."""
+        if self.policy.method != "tr":
+            return self.policy.method
+        return "B1" if self.family in CONVEX_FAMILIES else "B2"
+
+    @property
+    def assurance(self) -> Assurance:
+        if self.rule in ("B1", "retrain"):
+            return "proved"
+        if self.rule != "B2":
+            return "as-published"
+        return "conditional" if self.family in ANALYTIC_FAMILIES else "heuristic"
+
+    @property
+    def failure_probability(self) -> float:
+        """p: what measuring curvature may take of δ."""
+        if self.rule != "B2":
+            return 0.0
+        return self.policy.curvature_probability or max(self.policy.delta / 1e4, privacy.SMALLEST_DELTA)
+
+    @property
+    def sigma(self) -> float:
+        """Fixed before the data is looked at."""
+        return self.sigma_for(self.policy.target_distance)
+
+    @property
+    def calibration(self) -> Literal["analytic", "classical"]:
+        """Published methods use the classical formula, which is proved for ε < 1 and for no other."""
+        return "classical" if self.assurance == "as-published" and self.policy.epsilon < 1 else "analytic"
+
+    def sigma_for(self, distance: float) -> float:
+        """A published method comes here with the distance it claims, after its run; the others with Δ*."""
+        if self.calibration == "classical":
+            policy = self.policy
+            return privacy.classical_sigma(epsilon=policy.epsilon, delta=policy.delta, distance=distance)
+        return self.policy.sigma_after(self.failure_probability, distance)
+
+    @property
+    def release_shift(self) -> float:
+        """s = Δ/σ of one release by the policy's method, whatever the distance."""
+        return 0.0 if self.rule == "retrain" else self.policy.target_distance / self.sigma
 
 
 def known_families() -> frozenset[str]:

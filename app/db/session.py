@@ -5,10 +5,25 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
 _READ_ONLY = "lethe_read_only"
+# A host that loses its network or its power says no goodbye. Within about ten seconds both ends find out by
+# themselves: else a part would wait a quarter of an hour for an answer, and the server keep the locks of the
+# dead for two hours. Over a unix socket none of this means anything, and none of it is an error.
+_LISTENING = {
+    "connect_timeout": 10,
+    "keepalives_idle": 4,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+_LISTENING_SERVER = (
+    "SET tcp_keepalives_idle = 4; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3; "
+    "SET tcp_user_timeout = 10000"
+)
 
 
 class Database:
@@ -51,7 +66,23 @@ class Database:
 
 
 def _postgresql(url: str) -> Engine:
-    return create_engine(url, pool_pre_ping=True, pool_size=20, hide_parameters=True)
+    """What the URL itself says about its connections goes first."""
+    given = make_url(url).query
+    engine = create_engine(
+        url,
+        pool_pre_ping=True,
+        pool_size=20,
+        hide_parameters=True,
+        connect_args={name: value for name, value in _LISTENING.items() if name not in given},
+    )
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: Any, _: ConnectionPoolEntry) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(_LISTENING_SERVER)
+        connection.commit()
+
+    return engine
 
 
 def _sqlite(url: str) -> Engine:

@@ -1,4 +1,4 @@
-"""The states a noun can be in. `transitions.py` is the only module that changes one."""
+"""The states a noun can be in. Only `transitions` changes one."""
 
 from enum import StrEnum
 
@@ -96,4 +96,5 @@ class HeldReason(StrEnum):
     NOT_CERTIFIABLE = "not_certifiable"
     BUDGET = "budget"
     QUALITY_GATE = "quality_gate"
+    CANCELLED = "cancelled"
     UNPUBLISHED = "unpublished"  # a draw was made and could not be published; it waits, and is never redrawn

@@ -92,6 +92,8 @@ class Job(Base):
     error: Mapped[str | None] = mapped_column(String(1000))
     created_at: Mapped[datetime] = mapped_column(default=now)
     finished_at: Mapped[datetime | None]
+    traceparent: Mapped[str | None] = mapped_column(String(55))
+    """Where its spans belong (W3C Trace Context), when traces are made."""
 
 
 class OutboxMessage(Base):
@@ -168,6 +170,7 @@ class Erasure(Base):
     extended_at: Mapped[datetime | None]
     extension_reason: Mapped[str | None] = mapped_column(String(200))
     created_at: Mapped[datetime] = mapped_column(default=now)
+    traceparent: Mapped[str | None] = mapped_column(String(55))
 
 
 class IdempotencyKey(Base):

@@ -1,9 +1,11 @@
+from contextlib import AbstractContextManager
 from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
+from app import tracing
 from app.access.guard import CanReadErasures, CanWriteErasures, ServicesOf
 from app.bootstrap import Services
 from app.clock import now
@@ -43,13 +45,13 @@ async def request_erasure(
     """Ask that people be erased. An unknown identifier is no error: that would tell who was in the data."""
     services: Services = request.state.services
     intake: Intake = request.state.intake
-    if len(body.subjects) <= INLINE_SUBJECTS:
-        prepared = service.prepare(services.vault, caller.tenant_id, body, body.subjects, idempotency_key)
-    else:
-        prepared = await run_in_threadpool(
-            service.prepare, services.vault, caller.tenant_id, body, body.subjects, idempotency_key
-        )
-    return _accepted(await intake.submit(prepared))
+    with _traced(request, services) as trace:
+        given = (services.vault, caller.tenant_id, body, body.subjects, idempotency_key, trace)
+        if len(body.subjects) <= INLINE_SUBJECTS:
+            prepared = service.prepare(*given)
+        else:
+            prepared = await run_in_threadpool(service.prepare, *given)
+        return _accepted(await intake.submit(prepared))
 
 
 @router.get("")
@@ -119,13 +121,19 @@ async def request_bulk_erasure(
 
     def record() -> Answer | ServiceError:
         subjects = bulk.subjects(request.headers.get("content-type", ""), uploads.chunks(request))
-        prepared = service.prepare(services.vault, caller.tenant_id, details, subjects, idempotency_key)
-        return record_group(services.database, [prepared])[0]
+        with _traced(request, services) as trace:
+            given = (services.vault, caller.tenant_id, details, subjects, idempotency_key, trace)
+            return record_group(services.database, [service.prepare(*given)])[0]
 
     outcome = await uploads.run(record)
     if isinstance(outcome, ServiceError):
         raise outcome
     return _accepted(outcome)
+
+
+def _traced(request: Request, services: Services) -> AbstractContextManager[str | None]:
+    """The trace that the caller is in goes on here, and with the erasure to the end."""
+    return services.tracer.span("intake", parent=tracing.valid(request.headers.get("traceparent")))
 
 
 def _accepted(answer: Answer) -> Response:

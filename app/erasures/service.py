@@ -7,6 +7,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from app.clock import new_id, now
+from app.db import webhooks
 from app.db.states import SubjectOutcome, TaskState
 from app.db.tables import Erasure
 from app.erasures import repository
@@ -32,6 +33,7 @@ def prepare(
     details: ErasureDetails,
     subjects: Iterable[str],
     idempotency_key: str | None,
+    traceparent: str | None = None,
 ) -> Prepared:
     """Everything about a request that needs no database: encryption, deadline, fingerprint."""
     created = now()
@@ -49,6 +51,7 @@ def prepare(
             "received_at": received,
             "due_at": months_later(received, 1),
             "created_at": created,
+            "traceparent": traceparent,
         },
         identifiers=[vault.encrypt(subject, row=row_of(erasure_id, i)) for i, subject in enumerate(unique)],
         models=None if details.models is None else frozenset(details.models),
@@ -80,6 +83,7 @@ def withdraw(session: Session, tenant_id: UUID, erasure_id: UUID, model: str | N
         raise Conflict(
             "No task of this erasure can be withdrawn: each is sealed, ended or withdrawn already."
         )
+    webhooks.note(session, "withdrawn", erasure.id)
     return erasure
 
 

@@ -26,7 +26,8 @@ class Ledger(BaseModel):
     running_shift: float
     running_epsilon: float | None
     remaining_epsilon: float | None = Field(description="Cap less running ε; ε does not add up linearly.")
-    releases_left: int = Field(
-        description="Further releases under the present policy before it must retrain."
+    releases_left: int | None = Field(
+        description="Further releases under the present policy before it must retrain; null where it always "
+        "does."
     )
     entries: list[LedgerEntry] = Field(description="Oldest first.")

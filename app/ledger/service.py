@@ -20,7 +20,8 @@ NOTHING = RunningSum(0.0, 0.0, "proved")
 
 
 def ledger(session: Session, model: Model) -> Ledger:
-    policy = Manifest.model_validate(model.manifest).policy
+    manifest = Manifest.model_validate(model.manifest)
+    policy = manifest.policy
     records = session.scalars(
         select(Certificate).where(Certificate.model_id == model.id).order_by(Certificate.chain_index)
     ).all()
@@ -37,19 +38,21 @@ def ledger(session: Session, model: Model) -> Ledger:
         remaining_epsilon=None if epsilon is None else max(policy.lifetime_epsilon - epsilon, 0.0),
         releases_left=releases_left(
             running.shift,
-            shift=policy.target_distance / policy.sigma,
+            shift=manifest.release_shift,
             cap=privacy.shift_for(epsilon=policy.lifetime_epsilon, delta=policy.delta),
         ),
         entries=[_entry(said, links, place) for place, said in enumerate(statements)],
     )
 
 
-def releases_left(running: float, *, shift: float, cap: float) -> int:
-    """How many more shifts fit under the cap.
+def releases_left(running: float, *, shift: float, cap: float) -> int | None:
+    """How many more shifts fit under the cap; None where they add nothing.
 
     >>> releases_left(0.0, shift=1.0, cap=2.0), releases_left(2.0, shift=1.0, cap=2.0)
     (4, 0)
     """
+    if shift == 0:  # a retraining each time
+        return None
     room = cap**2 - running**2
     return max(int(room / shift**2 * (1 + 1e-12)), 0)
 

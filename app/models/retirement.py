@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from app.bootstrap import Services
 from app.clock import now
 from app.db import paths, transitions
-from app.db.states import ModelState, SubjectOutcome, TaskState, VersionState
+from app.db.states import ModelState, TaskState, VersionState
 from app.db.tables import (
     DatasetImport,
     DatasetPart,
@@ -17,7 +17,6 @@ from app.db.tables import (
     ModelFile,
     Suppression,
     Task,
-    TaskSubject,
     Upload,
     Version,
 )
@@ -33,7 +32,7 @@ def retire(session: Session, tenant_id: UUID, name: str) -> Model:
     if model.state == ModelState.VALIDATING:
         raise Conflict("The model is being validated; retire it when that is done.")
     if model.state in _NEVER_READY:
-        _complete_waiting(session, model)
+        transitions.complete_unreached(session, model, now())
     _require_nobody_waits(session, model)
     transitions.retire_model(session, model)
     for table in (DatasetPart, ModelFile, Upload, DatasetImport, Suppression):
@@ -49,22 +48,6 @@ def delete_files(services: Services, model_id: UUID) -> None:
     for folder in [paths.uploaded(model_id), *(paths.attempts(job_id) for job_id in jobs)]:
         services.storage.delete(folder)
     services.database.forget_deleted_bytes()
-
-
-def _complete_waiting(session: Session, model: Model) -> None:
-    """No batch will ever take these: nothing was trained on, and what was sent is deleted with the model."""
-    waiting = select(Task.id).where(Task.model_id == model.id, Task.state == TaskState.RECEIVED)
-    subjects = update(TaskSubject).where(TaskSubject.task_id.in_(waiting))
-    session.execute(
-        subjects.values(outcome=SubjectOutcome.NOT_IN_TRAINING_SET, identifier=None).execution_options(
-            synchronize_session=False
-        )
-    )
-    session.execute(
-        update(Task)
-        .where(Task.model_id == model.id, Task.state == TaskState.RECEIVED)
-        .values(state=TaskState.COMPLETED, completed_at=now())
-    )
 
 
 def _require_nobody_waits(session: Session, model: Model) -> None:

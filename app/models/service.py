@@ -37,7 +37,7 @@ def shown(session: Session, model: Model) -> ModelShown:
         name=model.name,
         state=ModelState(model.state),
         manifest=manifest,
-        sigma=manifest.policy.sigma,
+        sigma=manifest.sigma,
         generation=model.generation,
         reasons=model.reasons,
         report=model.report,

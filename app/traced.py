@@ -1,0 +1,51 @@
+"""The dispatcher's work, in the traces of those who asked for it."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.bootstrap import Services
+from app.db import transitions
+from app.db.states import TaskState
+from app.db.tables import Batch, Erasure, Job, Model, Task
+from app.tracing import MOST_LINKS, Tracer
+
+
+def seal(tracer: Tracer, session: Session, model: Model, *, because: str, now: datetime) -> Batch | None:
+    """The trace of the request that waited longest goes on; the others' are linked to it."""
+    waiting = _traces(session, model.id) if tracer.enabled else []
+    with tracer.span("seal", parent=next(iter(waiting), None), links=waiting[1:], model=model.id) as trace:
+        batch = transitions.seal(session, model, because=because, now=now)
+    if batch is not None and trace is not None:
+        session.get_one(Job, batch.job_id).traceparent = trace
+    return batch
+
+
+def dispatch(services: Services, job_id: UUID) -> AbstractContextManager[str | None]:
+    """Around the sending of one message."""
+    tracer = services.tracer
+    if not tracer.enabled:
+        return tracer.span("dispatch")
+    with services.database.reading() as session:
+        parent = session.scalar(select(Job.traceparent).where(Job.id == job_id))
+    return tracer.span("dispatch", parent=parent, job=job_id)
+
+
+def _traces(session: Session, model_id: UUID) -> Sequence[str]:
+    found = session.scalars(
+        select(Erasure.traceparent)
+        .join(Task, Task.erasure_id == Erasure.id)
+        .where(
+            Task.model_id == model_id,
+            Task.batch_id.is_(None),
+            Task.state == TaskState.RECEIVED,
+            Erasure.traceparent.is_not(None),
+        )
+        .order_by(Erasure.id)
+        .limit(MOST_LINKS)
+    )
+    return [trace for trace in found if trace is not None]
