@@ -10,22 +10,28 @@ import resource
 import signal
 import sys
 import threading
+import time
 import traceback
 from uuid import UUID
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from app import logs
+from app import log_seen, logs
 from app.bootstrap import Services
 from app.clock import now
-from app.db import transitions
+from app.db import paths, transitions
 from app.db.states import JobKind, JobState
 from app.db.tables import Job
 from app.settings import load_settings
 from app.vault import KeyProblem
+from worker.distributed import launch
+from worker.distributed.meeting import Meeting
+from worker.problems import WorkerProblem
 
 log = logs.get("attempt")
 FENCED = 75  # another attempt took over; nothing of ours may be written any more
+LOOK_SECONDS = 0.5  # how often it is looked at whether the job is still ours
+GRACE_SECONDS = 2.0  # in which a solve that was cancelled ends by itself
 
 
 def main(job_id: UUID, token: UUID) -> None:
@@ -39,19 +45,41 @@ def main(job_id: UUID, token: UUID) -> None:
         if not transitions.claim(session, job_id, token, now()):
             log.info("not ours to do", job=str(job_id))
             return
-        kind = JobKind(session.get_one(Job, job_id).kind)
-    threading.Thread(target=_beat, args=(services, job_id, token), name="heartbeat", daemon=True).start()
+        job = session.get_one(Job, job_id)
+    kind, over = JobKind(job.kind), threading.Event()
+    threading.Thread(
+        target=_beat, args=(services, job_id, token, over), name="heartbeat", daemon=True
+    ).start()
     try:
-        _work_or_report(services, kind, job_id, token)
+        with (
+            services.tracer.span(
+                "attempt",
+                parent=job.traceparent,
+                job=job_id,
+                model=job.model_id,
+                kind=kind,
+                attempt=job.attempt,
+            ),
+            launch.meeting(settings) as meeting,
+        ):
+            _work_or_report(services, kind, job_id, token, meeting)
     except transitions.TokenLost:
-        log.warning("fenced off", job=str(job_id))
-        sys.exit(FENCED)
+        if not _cancelled(services, job_id, token):
+            log.warning("fenced off", job=str(job_id))
+            sys.exit(FENCED)
+    finally:
+        over.set()
     services.close()
 
 
-def _work_or_report(services: Services, kind: JobKind, job_id: UUID, token: UUID) -> None:
+def _work_or_report(
+    services: Services, kind: JobKind, job_id: UUID, token: UUID, meeting: Meeting | None
+) -> None:
     try:
-        _work(services, kind, job_id, token)
+        with services.database.reading() as session:
+            log_seen.check(session, services.settings)
+        _work(services, kind, job_id, token, meeting)
+        log_seen.remember(services)
     except transitions.TokenLost:
         raise
     except Exception as problem:
@@ -64,39 +92,60 @@ def _work_or_report(services: Services, kind: JobKind, job_id: UUID, token: UUID
         _report(services, job_id, token, problem)
 
 
-def _work(services: Services, kind: JobKind, job_id: UUID, token: UUID) -> None:
+def _work(services: Services, kind: JobKind, job_id: UUID, token: UUID, meeting: Meeting | None) -> None:
     # Imported only now: torch takes seconds, and the job is claimed and beating already.
-    import torch
-
+    from worker import devices
+    from worker.distributed import current
     from worker.pipeline import run
 
-    torch.use_deterministic_algorithms(True)
+    devices.be_deterministic()
+    current.form(services.settings, meeting)
+    try:
+        run.JOBS[kind](services, job_id, token)
+    finally:
+        current.disband()
 
-    run.JOBS[kind](services, job_id, token)
 
-
-def _beat(services: Services, job_id: UUID, token: UUID) -> None:
-    """A lost token ends the process at once: nothing it still computes may be of use."""
-    pause = threading.Event()
-    while not pause.wait(services.settings.heartbeat_seconds):
+def _beat(services: Services, job_id: UUID, token: UUID, over: threading.Event) -> None:
+    """A lost token ends the process: nothing it still computes may be of use."""
+    every = services.settings.heartbeat_seconds
+    beaten_at = time.monotonic()  # by the claim
+    while not over.wait(min(LOOK_SECONDS, every)):
         try:
-            if not _say_alive(services, job_id, token):
+            if not _is_ours(services, job_id, token, over):
                 return
+            if time.monotonic() - beaten_at >= every:
+                beaten_at = time.monotonic()
+                with services.database.writing() as session:
+                    transitions.heartbeat(session, job_id, token, now())
+        except transitions.TokenLost:
+            continue  # the next look tells why
         except SQLAlchemyError as problem:
             log.warning("database away", problem=type(problem).__name__)
 
 
-def _say_alive(services: Services, job_id: UUID, token: UUID) -> bool:
-    """False when the job is done: it may have ended by our own hand since the last beat."""
-    try:
-        with services.database.writing() as session:
-            transitions.heartbeat(session, job_id, token, now())
-    except transitions.TokenLost:
-        with services.database.reading() as session:
-            if session.get_one(Job, job_id).state == JobState.DONE:
-                return False
-        log.warning("fenced off", job=str(job_id))
-        os._exit(FENCED)
+def _is_ours(services: Services, job_id: UUID, token: UUID, over: threading.Event) -> bool:
+    """False when the job is done: it may have ended by our own hand since the last look."""
+    with services.database.reading() as session:
+        if transitions.holds(session, job_id, token):
+            return True
+        done = session.get_one(Job, job_id).state == JobState.DONE
+        cancelled = transitions.was_cancelled(session, job_id)
+    if (done and not cancelled) or over.wait(GRACE_SECONDS if cancelled else 0.0):
+        return False
+    if cancelled:
+        _cancelled(services, job_id, token)
+    log.warning("fenced off", job=str(job_id))
+    os._exit(FENCED)
+
+
+def _cancelled(services: Services, job_id: UUID, token: UUID) -> bool:
+    """Whether its owner cancelled the job. Then no draw was made, and nothing refers to what we wrote."""
+    with services.database.reading() as session:
+        if not transitions.was_cancelled(session, job_id):
+            return False
+    services.storage.delete(paths.attempt(job_id, token))
+    log.info("cancelled", job=str(job_id))
     return True
 
 
@@ -115,7 +164,7 @@ def _report(services: Services, job_id: UUID, token: UUID, problem: Exception) -
 
 def describe(problem: Exception) -> str:
     """Its kind and place. Messages of foreign errors may quote data, so they are left out."""
-    if isinstance(problem, KeyProblem):
+    if isinstance(problem, KeyProblem | WorkerProblem | log_seen.LogOlder):
         return str(problem)
     frames = traceback.extract_tb(problem.__traceback__)
     last = frames[-1] if frames else None

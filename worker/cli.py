@@ -1,5 +1,6 @@
 """The worker's verb of the `lethe` command."""
 
+import os
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -13,11 +14,27 @@ def worker(
         bool,
         typer.Option("--rotate-signing-key", help="Let the signing key given now replace the old one; end."),
     ] = False,
+    nproc: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Processes of this machine that share one job's rows."),
+    ] = None,
 ) -> None:
-    """Take jobs from the queue, each in a fresh process of its own."""
+    """Take jobs from the queue, each in a fresh process of its own.
+
+    Started by torchrun, rank 0 takes them and the other ranks do their share of each.
+    """
+    if nproc is not None:
+        os.environ["LETHE_NPROC"] = str(nproc)  # its attempts read it there
     settings = settings_or_exit()
     if find_spec("torch") is None:
         raise refuse("the worker needs torch: pip install 'lethe[worker]'")
     from worker import main
+    from worker.distributed import launch, meeting
 
+    group = meeting.of_process_group(os.environ)
+    if group is not None and settings.nproc > 1:
+        raise refuse("LETHE_NPROC is for one machine; in a process group let torchrun start all processes")
+    if group is not None and group.rank > 0:
+        launch.follow(settings)
+        return
     (main.rotate_signing_key if rotate_signing_key else main.run)(settings)

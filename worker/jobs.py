@@ -1,6 +1,7 @@
 """What RQ calls, by string name. A job is two ids; the work is done by a fresh process."""
 
 import sys
+import time
 from uuid import UUID
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -15,6 +16,31 @@ from worker.pipeline.scratch import sweep
 
 log = logs.get("worker")
 _services: list[Services] = []
+LOOK_SECONDS = 0.5
+
+
+class Drain:
+    """Since when this worker is asked to stop."""
+
+    _since: float | None = None
+
+    def begin(self) -> None:
+        self._since = self._since or time.monotonic()
+
+    @property
+    def begun(self) -> bool:
+        return self._since is not None
+
+    def is_over(self, seconds: float) -> bool:
+        return self._since is not None and time.monotonic() - self._since >= seconds
+
+
+_drain = Drain()
+
+
+def asked_to_stop() -> None:
+    """The attempt under way may go on for a while, and is handed back when it takes longer."""
+    _drain.begin()
 
 
 def use(services: Services) -> None:
@@ -46,13 +72,15 @@ def _run_attempt(job_id: str, token: str) -> None:
     # -P: a folder named `app` where the worker was started must not take the place of ours.
     child = process.spawn([sys.executable, "-P", "-m", "worker.attempt", job_id, token])
     try:
-        code = child.wait()
+        while not process.wait(child, LOOK_SECONDS):
+            if _drain.is_over(_services[0].settings.drain_seconds):
+                process.kill(child)
     except BaseException:  # a second SIGTERM: stop now, another worker will finish
         process.kill(child)
         _ended_badly(job_id, token, process.describe_end(child.returncode))
         raise
-    if code != 0:
-        _ended_badly(job_id, token, process.describe_end(code))
+    if child.returncode != 0:
+        _ended_badly(job_id, token, process.describe_end(child.returncode))
 
 
 def _ended_badly(job_id: str, token: str, end: str) -> None:
@@ -68,12 +96,16 @@ def _report_end(services: Services, job_id: UUID, token: UUID, end: str) -> None
     """The process could not say itself that it failed; without this the dispatcher waits for its silence."""
     with services.database.writing() as session:
         job = session.get(Job, job_id, with_for_update=True)
-        if job is not None and job.token == token and job.state == JobState.RUNNING:
-            transitions.attempt_failed(
-                session,
-                job,
-                error=f"the worker process ended: {end}",
-                now=now(),
-                max_attempts=services.settings.max_attempts,
-                backoff=services.settings.retry_backoff_seconds,
-            )
+        if job is None or job.token != token or job.state != JobState.RUNNING:
+            return
+        if _drain.begun:
+            transitions.hand_back(session, job, now())
+            return
+        transitions.attempt_failed(
+            session,
+            job,
+            error=f"the worker process ended: {end}",
+            now=now(),
+            max_attempts=services.settings.max_attempts,
+            backoff=services.settings.retry_backoff_seconds,
+        )

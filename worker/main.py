@@ -17,7 +17,7 @@ from rq.job import Job as RqJob
 from rq.serializers import JSONSerializer
 from sqlalchemy.exc import SQLAlchemyError
 
-from app import logs
+from app import log_seen, logs
 from app.bootstrap import Services
 from app.clock import now
 from app.db.tables import WorkerSeen
@@ -106,6 +106,7 @@ class Worker(SimpleWorker):
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         self.asked_to_stop = True
+        jobs.asked_to_stop()
         super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
 
     def set_shutdown_requested_date(self) -> None:
@@ -127,11 +128,12 @@ def rotate_signing_key(settings: Settings) -> None:
 
 
 def check_signing_key(services: Services) -> None:
-    """Exit rather than take jobs that could not be signed; a database that is away is waited for."""
+    """Exit rather than take jobs that could not be signed and logged; for a database that is away wait."""
     try:
         with services.database.reading() as session:
             check_known(session, services.settings)
-    except KeyProblem as problem:
+            log_seen.check(session, services.settings)
+    except (KeyProblem, log_seen.LogOlder) as problem:
         raise refuse(str(problem)) from None
     except SQLAlchemyError as problem:
         log.warning("database away, the signing key is checked later", problem=type(problem).__name__)

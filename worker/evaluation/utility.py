@@ -7,14 +7,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 
+@runtime_checkable
 class Holdout(Protocol):
-    """Rows to score on, with the family's predictor and loss; every linear objective is one."""
+    """Rows to score on, with the family's predictor and loss; every built-in objective is one."""
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor]]: ...
 

@@ -94,11 +94,13 @@ def batches(storage: Storage, path: str, columns: Sequence[str]) -> Iterator[pa.
         yield from _batches(pq.ParquetFile(file), columns)
 
 
-def _batches(source: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _batches(
+    source: pq.ParquetFile, columns: Sequence[str], groups: list[int] | None = None
+) -> Iterator[pa.RecordBatch]:
     kind = source.schema_arrow.field(FEATURES).type if FEATURES in columns else None
     wide = kind.list_size if kind is not None and pa.types.is_fixed_size_list(kind) else 1
     rows = max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes(wide)))
-    yield from source.iter_batches(rows, columns=list(columns))
+    yield from source.iter_batches(rows, row_groups=groups, columns=list(columns))
 
 
 def row_bytes(width: int) -> int:
@@ -205,30 +207,66 @@ def memory_map(
     width: int,
     scratch: Path,
     subjects: Collection[str] | None = None,
+    span: range | None = None,
 ) -> MemoryMapped:
-    """Lay the rows of all parts out as two raw files in `scratch`, and map them; only those of `subjects`."""
+    """Lay the rows of all parts out as two raw files in `scratch`, and map them.
+
+    Only those of `subjects`; or those at `span`, counted through all parts, and no others are read.
+    """
     scratch.mkdir(parents=True, exist_ok=True)
     rows, dtype = 0, _precision(storage, paths)
+    span = range(sum(row_count(storage, path) for path in paths)) if span is None else span
     if subjects is None:
-        _require_room(sum(row_count(storage, path) for path in paths) * row_bytes(width), scratch)
+        _require_room(len(span) * row_bytes(width), scratch)
     wanted = None if subjects is None else pa.array(sorted(subjects), pa.string())
     columns = [LABEL, FEATURES] if wanted is None else [SUBJECT, LABEL, FEATURES]
     with (scratch / "features.bin").open("wb") as features, (scratch / "labels.bin").open("wb") as labels:
-        for path in paths:
-            for batch in batches(storage, path, columns):
-                if wanted is not None:
-                    own = pc.is_in(batch.column(SUBJECT).cast(pa.string()), value_set=wanted)
-                    batch = batch.filter(own)
-                values = _dense(batch, width)
-                rows += len(values)
-                values.astype(dtype, copy=False).tofile(features)
-                batch.column(LABEL).to_numpy(zero_copy_only=False).astype(np.float64).tofile(labels)
+        for batch in _at(storage, paths, columns, span):
+            if wanted is not None:
+                own = pc.is_in(batch.column(SUBJECT).cast(pa.string()), value_set=wanted)
+                batch = batch.filter(own)
+            values = _dense(batch, width)
+            rows += len(values)
+            values.astype(dtype, copy=False).tofile(features)
+            batch.column(LABEL).to_numpy(zero_copy_only=False).astype(np.float64).tofile(labels)
     if rows == 0:
         raise DatasetError("no row is left")
     return MemoryMapped(
         np.memmap(scratch / "features.bin", dtype, "r", shape=(rows, width)),
         np.memmap(scratch / "labels.bin", np.float64, "r", shape=(rows,)),
     )
+
+
+def _at(
+    storage: Storage, paths: Sequence[str], columns: Sequence[str], span: range
+) -> Iterator[pa.RecordBatch]:
+    """The rows at `span`; parts and row groups without any are not read."""
+    first = 0
+    for path in paths:
+        count = row_count(storage, path)
+        if first < span.stop and first + count > span.start:
+            with storage.open(path) as file:
+                source = pq.ParquetFile(file)
+                groups, at = _groups(source, range(span.start - first, span.stop - first))
+                for batch in _batches(source, columns, groups):
+                    low, high = max(span.start - first - at, 0), min(span.stop - first - at, len(batch))
+                    if low < high:
+                        yield batch.slice(low, high - low)
+                    at += len(batch)
+        first += count
+
+
+def _groups(source: pq.ParquetFile, span: range) -> tuple[list[int], int]:
+    """The row groups that hold rows of `span`, and where the first of them begins."""
+    found: list[int] = []
+    begin = at = 0
+    for index in range(source.metadata.num_row_groups):
+        count = source.metadata.row_group(index).num_rows
+        if at < span.stop and at + count > span.start:
+            begin = begin if found else at
+            found.append(index)
+        at += count
+    return found, begin
 
 
 def _require_room(needed: int, scratch: Path) -> None:

@@ -15,6 +15,7 @@ from certificate import envelope, statement
 from certificate.predicate import Predicate
 from worker.evaluation import replay
 from worker.pipeline.context import CannotContinue
+from worker.pipeline.fitting import estimated_distance
 from worker.pipeline.report import CHANGED, ReportJob, run_report
 
 _TIGHTER = 10.0  # the replay's share of what the noise has to hide is small then
@@ -33,6 +34,7 @@ def _measure(job: ReportJob) -> dict[str, Any]:
     tensors = job.published()
     target = _held_to(job, predicate)
     solution = job.retrain(objective, target / _TIGHTER)
+    replayed = estimated_distance(objective, solution)
     try:
         # The parent's checkpoint was deleted when it was superseded: there is none to test against.
         found = replay.audit(
@@ -41,7 +43,7 @@ def _measure(job: ReportJob) -> dict[str, Any]:
             None,
             sigma=predicate.noise.sigma,
             target_distance=target,
-            replay_distance=solution.distance,
+            replay_distance=replayed,
             unit_roundoff=_roundoff(tensors),
         )
     except ValueError as problem:  # its messages speak of σ and shapes, never of rows
@@ -53,7 +55,7 @@ def _measure(job: ReportJob) -> dict[str, Any]:
         "tests": [finding.check for finding in found.findings],
         "sigma": predicate.noise.sigma,
         "target_distance": target,
-        "replay_distance": solution.distance,
+        "replay_distance": replayed,
         "replay_seconds": solution.seconds,
     }
 

@@ -8,14 +8,19 @@ import torch
 from sqlalchemy import select
 from torch import Tensor
 
+from app.db.manifest import Manifest, Method
 from app.db.states import HeldReason
 from app.db.tables import Certificate
 from certificate import envelope, statement
 from certificate.chain import extend_lifetime
 from certificate.predicate import Lifetime
-from worker.engine.trust_region import Outcome, Solution
+from worker.engine.networks.kantorovich import Kantorovich
+from worker.engine.networks.nearing import ENOUGH
+from worker.engine.published.outcome import PublishedResult
+from worker.pipeline.claim import Claim, Terms, terms_of
 from worker.pipeline.context import Context
-from worker.pipeline.solve import Mechanism
+from worker.pipeline.curvature import measured, recorded
+from worker.pipeline.solve import Solved
 
 if TYPE_CHECKING:
     from worker.pipeline.release import Draft
@@ -33,15 +38,8 @@ class Refusal:
     """What was drawn and must be kept for a decision."""
 
 
-def release_shift(context: Context, mechanism: Mechanism) -> float:
-    """s = Δ*/σ of one release; a retraining adds nothing."""
-    policy = context.manifest.policy
-    return 0.0 if mechanism == "retrain" else policy.target_distance / policy.sigma
-
-
-def lifetime_after(context: Context, mechanism: Mechanism | Literal["discarded"], shift: float) -> Lifetime:
+def lifetime_after(context: Context, mechanism: Method | Literal["discarded"], terms: Terms) -> Lifetime:
     """The running sum with one more release; the policy alone decides it, before anything is solved."""
-    policy = context.manifest.policy
     with context.services.database.reading() as session:
         last = session.scalar(
             select(Certificate)
@@ -56,11 +54,11 @@ def lifetime_after(context: Context, mechanism: Mechanism | Literal["discarded"]
         previous,
         None if last is None else last.digest,
         mechanism=mechanism,
-        shift=shift,
-        failure_probability=0.0,
-        assurance="proved",
-        delta=policy.delta,
-        cap=policy.lifetime_epsilon,
+        shift=terms.shift,
+        failure_probability=terms.failure_probability,
+        assurance=terms.assurance,
+        delta=context.manifest.policy.delta,
+        cap=context.manifest.policy.lifetime_epsilon,
     )
 
 
@@ -73,21 +71,83 @@ def budget_refusal(lifetime: Lifetime) -> Refusal | None:
     return Refusal(HeldReason.BUDGET, spent)
 
 
-def distance_refusal(context: Context, solution: Solution) -> Refusal | None:
-    target = context.manifest.policy.target_distance
-    if solution.outcome == Outcome.CERTIFIED and solution.distance <= target:
-        return None
+def claim_for(context: Context, solved: Solved) -> tuple[Solved, Claim] | Refusal:
+    """What may be claimed, and the point it is claimed for; or why nothing may."""
+    manifest = context.manifest
+    terms = terms_of(manifest, solved.mechanism)
+    if not solved.near:
+        return far_off(solved.outcome, solved.distance, manifest.policy.target_distance)
+    if solved.published is not None:
+        return solved, _as_published(manifest, solved.published, terms)
+    if terms.rule == "retrain":  # its reference is itself; how near the optimum it is, is a second figure
+        posterior = solved.distance if math.isfinite(solved.distance) else None
+        return solved, Claim(terms, stated=0.0, sigma=manifest.sigma, distance=0.0, posterior=posterior)
+    stated, sigma = manifest.policy.target_distance, manifest.sigma
+    if terms.rule == "B1":
+        return solved, Claim(terms, stated=stated, sigma=sigma, distance=solved.distance)
+    solved, found = measured(context, solved)
+    if found.verdict not in ENOUGH:
+        return _not_curved(found)
+    claim = Claim(terms, stated=stated, sigma=sigma, distance=found.distance, curvature=recorded(found))
+    return solved, claim
+
+
+def _not_curved(found: Kantorovich) -> Refusal:
+    """Which condition failed and by what power of ten; the figures themselves are functions of the rows."""
+    short = [
+        f"{name} {_power(have / want)} of what it must be"
+        for name, have, want in (
+            ("the curvature floor is", found.floor, found.needed),
+            ("h is", found.h, 0.5),
+            ("the distance is", found.distance, found.target),
+        )
+        if want > 0 and 0 < have < math.inf and math.isfinite(want)
+    ]
+    return Refusal(HeldReason.NOT_CERTIFIABLE, "; ".join([str(found.verdict), *short]))
+
+
+def _power(ratio: float) -> str:
+    """
+    >>> _power(0.03), _power(40.0)
+    ('about 1e-2', 'about 1e1')
+    """
+    return f"about 1e{math.floor(math.log10(ratio))}"
+
+
+def _as_published(manifest: Manifest, result: PublishedResult, terms: Terms) -> Claim:
+    """Noise last: σ follows from what the run achieved, which goes on the certificate to two digits."""
+    stated = _rounded_up(result.distance)
+    return Claim(
+        terms,
+        stated=stated,
+        sigma=manifest.sigma_for(stated),
+        distance=result.distance,
+        posterior=result.posterior,
+        method=dict(result.constants),
+    )
+
+
+def _rounded_up(distance: float) -> float:
+    """To two digits: the rest would tell more about the rows, and nothing more to the reader.
+
+    >>> _rounded_up(0.0121), _rounded_up(97.0)
+    (0.013, 97.0)
+    """
+    unit = 10.0 ** (math.floor(math.log10(distance)) - 1)
+    rounded = float(f"{distance:.1e}")
+    return rounded if rounded >= distance else float(f"{rounded + unit:.1e}")
+
+
+def far_off(outcome: str, distance: float, target: float) -> Refusal:
     # By which power of ten, not by how much: a policy must not be fitted to what the data gave.
-    excess = solution.distance / target
+    excess = distance / target
     far = f"within a factor of 1e{math.ceil(math.log10(excess))}" if 1 < excess < math.inf else "not"
-    detail = f"{solution.outcome}: the target distance was {far} reached"
-    return Refusal(HeldReason.NOT_CERTIFIABLE, detail)
+    return Refusal(HeldReason.NOT_CERTIFIABLE, f"{outcome}: the target distance was {far} reached")
 
 
-def noise_refusal(context: Context, w: Tensor) -> Refusal | None:
+def noise_refusal(w: Tensor, sigma: float) -> Refusal | None:
     numbers = torch.finfo(w.dtype)
     spacing = numbers.eps * max(float(w.abs().max()), numbers.tiny)
-    sigma = context.manifest.policy.sigma
     if sigma >= SMALLEST_NOISE_IN_ULPS * spacing:
         return None
     detail = f"σ = {sigma:.3g} is too small against the spacing of floats at the weights"

@@ -18,6 +18,7 @@ from app.db.states import FileKind, PartRole, VersionState
 from app.db.tables import Batch, DatasetPart, Job, Model, ModelFile, Version
 
 PROGRESS_SECONDS = 0.25  # at most a few times a second
+LOOK_SECONDS = 0.5
 
 
 class CannotContinue(Exception):
@@ -33,6 +34,9 @@ class Context:
     manifest: Manifest
     batch: Batch | None
     _progress_at: float = field(default=0.0)
+    _unsaid: dict[str, Any] | None = field(default=None)
+    _looked_at: float = field(default=0.0)
+    _over: bool = field(default=False)
 
     @classmethod
     def load(cls, services: Services, job_id: UUID, token: UUID) -> "Context":
@@ -56,17 +60,35 @@ class Context:
         return session.get_one(Batch, self.batch.id)
 
     def step(self, name: str) -> None:
+        self.services.tracer.stage(name)
         with self.writing() as session:
+            self._say(session)
             transitions.batch_step(session, self.batch_in(session), name, now())
 
     def progress(self, data: Mapping[str, Any]) -> None:
+        """The newest is said with the next step at the latest; what came between is of no use any more."""
+        self._unsaid = dict(data)
         if time.monotonic() - self._progress_at < PROGRESS_SECONDS:
             return
         self._progress_at = time.monotonic()
         with self.writing() as session:
-            batch = self.batch_in(session)
-            batch.progress = dict(data)
-            transitions.add_event(session, batch.id, "progress", dict(data), now())
+            self._say(session)
+
+    def _say(self, session: Session) -> None:
+        if self._unsaid is None:
+            return
+        batch = self.batch_in(session)
+        batch.progress = self._unsaid
+        transitions.add_event(session, batch.id, "progress", self._unsaid, now())
+        self._unsaid = None
+
+    def is_over(self) -> bool:
+        """Whether the job was taken from this attempt, as by a cancellation; cheap to ask at each product."""
+        if not self._over and time.monotonic() - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = time.monotonic()
+            with self.services.database.reading() as session:
+                self._over = not transitions.holds(session, self.job_id, self.token)
+        return self._over
 
     def holdings(self) -> list[DatasetPart]:
         """Every part that may hold someone's rows: training data, holdout, and what waits to be appended."""

@@ -11,8 +11,8 @@ from app.db.states import PartRole
 from app.db.tables import Certificate
 from certificate import envelope, statement
 from certificate.evidence import EvidenceRecord
-from worker.engine.linear import LinearObjective
-from worker.evaluation.utility import Classification, Regression, compare, regression
+from worker.evaluation.networks import holdout_of
+from worker.evaluation.utility import Classification, Holdout, Regression, compare, regression
 from worker.loading.families import family_of
 from worker.pipeline.context import CannotContinue
 from worker.pipeline.report import ReportJob, run_report
@@ -25,12 +25,13 @@ def evaluate(services: Services, job_id: UUID, token: UUID) -> None:
 def _measure(job: ReportJob) -> dict[str, Any]:
     manifest = job.context.manifest
     holdout = job.objective(PartRole.HOLDOUT)
-    if not isinstance(holdout, LinearObjective):
+    scored = holdout_of(holdout)
+    if scored is None:
         raise CannotContinue(f"a model of the family {manifest.family} cannot be scored here")
     current = holdout.flatten(job.published())
     solution = job.retrain(job.objective(PartRole.TRAIN), manifest.policy.target_distance)
     try:
-        scores = _scores(holdout, current, solution.w, real=family_of(manifest).classes(manifest) is None)
+        scores = _scores(scored, current, solution.w, real=family_of(manifest).classes(manifest) is None)
     finally:
         solution.w.zero_()
     certificate = job.certificate()
@@ -42,7 +43,7 @@ def _measure(job: ReportJob) -> dict[str, Any]:
     }
 
 
-def _scores(holdout: LinearObjective, current: Tensor, retrained: Tensor, *, real: bool) -> dict[str, Any]:
+def _scores(holdout: Holdout, current: Tensor, retrained: Tensor, *, real: bool) -> dict[str, Any]:
     if real:
         found, fresh = regression(holdout, current), regression(holdout, retrained)
         return {

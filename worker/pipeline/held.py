@@ -15,6 +15,7 @@ from app.storage import Stored
 from certificate.keys import Signer
 from certificate.statement import parse, serialise
 from worker.pipeline.certify import lifetime_after
+from worker.pipeline.claim import Terms
 from worker.pipeline.context import Context
 from worker.pipeline.publish import add_certificate, publish
 from worker.pipeline.release import Draft
@@ -56,9 +57,15 @@ def _discard(context: Context, draft: Draft, signer: Signer) -> None:
     # Its own folder only: should this attempt be a stale one, a later one's files are not touched.
     context.services.storage.delete(draft.stored.path.rpartition("/")[0])
     statement = parse(draft.payload)
-    shift = statement.predicate.lifetime.release_shift
-    lifetime = lifetime_after(context, "discarded", shift)
-    said = statement.predicate.model_copy(update={"mechanism": "discarded", "lifetime": lifetime})
+    said = statement.predicate
+    terms = Terms(
+        said.bound.rule,
+        said.guarantee.assurance,
+        said.lifetime.release_shift,
+        said.bound.failure_probability,
+    )
+    lifetime = lifetime_after(context, "discarded", terms)
+    said = said.model_copy(update={"mechanism": "discarded", "lifetime": lifetime})
     payload = serialise(statement.model_copy(update={"predicate": said}))
     with context.writing() as session:
         add_certificate(context, session, replace(draft, mechanism="discarded", payload=payload), signer)

@@ -15,15 +15,16 @@ from app.db import transitions
 from app.db.states import PartRole, ReportKind
 from app.db.tables import DatasetPart, Report, Version
 from certificate.predicate import SMALLEST_DESCRIBED_SET
-from worker.engine.linear import LinearObjective
-from worker.engine.rows import ArrayRows
 from worker.evaluation.membership import membership_report
+from worker.evaluation.networks import holdout_of
+from worker.evaluation.utility import Holdout
 from worker.loading import datasets
 from worker.loading.families import family_of
 from worker.pipeline.context import CannotContinue, Context
 from worker.pipeline.report import ReportJob, footing_of
 from worker.pipeline.resolve import subjects_of
 from worker.pipeline.scratch import working_folder
+from worker.pipeline.solve import objective_of
 
 log = logs.get("pipeline")
 UNFINISHED = "the test was begun and has not ended"
@@ -82,15 +83,16 @@ def _measured(context: Context, report: Report) -> dict[str, Any]:
     with working_folder(context.services.settings, context.token) as scratch:
         job = ReportJob(context, report, footing, scratch)
         forget = _forget(job)
-        unseen = job.objective(PartRole.HOLDOUT)
-        if not isinstance(unseen, LinearObjective):
+        objective = job.objective(PartRole.HOLDOUT)
+        unseen = holdout_of(objective)
+        if unseen is None:
             raise CannotContinue(f"a model of the family {context.manifest.family} cannot be tested here")
         solution = job.retrain(job.objective(PartRole.TRAIN), context.manifest.policy.target_distance)
         try:
             found = membership_report(
                 forget,
                 unseen,
-                unlearned=unseen.flatten(job.published()),
+                unlearned=objective.flatten(job.published()),
                 retrained=solution.w,
                 classifier=family_of(context.manifest).classes(context.manifest) is not None,
             )
@@ -101,7 +103,7 @@ def _measured(context: Context, report: Report) -> dict[str, Any]:
     return {name: _plain(figures) for name, figures in asdict(found).items()}
 
 
-def _forget(job: ReportJob) -> LinearObjective:
+def _forget(job: ReportJob) -> Holdout:
     """The erased rows: those of the batch's subjects in the parts that this batch has replaced."""
     context = job.context
     with context.services.database.reading() as session:
@@ -121,10 +123,10 @@ def _forget(job: ReportJob) -> LinearObjective:
     if len(subjects) < SMALLEST_DESCRIBED_SET:  # as many records follow: everyone has one
         raise CannotContinue(f"fewer than {SMALLEST_DESCRIBED_SET} subjects: no figures are kept of so few")
     rows = datasets.memory_map(storage, replaced, manifest.width, job.scratch / "forget", subjects)
-    objective = family_of(manifest).objective(manifest, ArrayRows(rows.features, rows.labels), None)
-    if not isinstance(objective, LinearObjective):
+    forget = holdout_of(objective_of(context, rows, None))
+    if forget is None:
         raise CannotContinue(f"a model of the family {manifest.family} cannot be tested here")
-    return objective
+    return forget
 
 
 def _plain(value: Any) -> Any:

@@ -17,6 +17,7 @@ from worker.pipeline.resolve import Resolved, Swap
 
 
 def publish(context: Context, swap: Swap, draft: Draft, signer: Signer) -> None:
+    context.services.tracer.stage("publish")
     with context.writing() as session:
         batch = context.batch_in(session)
         model = session.get_one(Model, context.model.id)
@@ -57,6 +58,7 @@ def add_certificate(context: Context, session: Session, draft: Draft, signer: Si
 
 def publish_nothing(context: Context, resolved: Resolved) -> None:
     """No subject has a training row: the model is what it would be without them, and stays as it is."""
+    context.services.tracer.stage("publish")
     with context.writing() as session:
         batch = context.batch_in(session)
         swap_parts(session, session.get_one(Model, context.model.id), resolved.swap)

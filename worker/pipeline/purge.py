@@ -21,6 +21,7 @@ WAL_TRIES = 50
 
 
 def purge(context: Context) -> None:
+    context.services.tracer.stage("purge")
     look_for_members(context)
     forgotten = False
     while not forgotten:  # once more for every part that comes while this one is searched

@@ -10,14 +10,15 @@ from torch import Tensor
 
 from app.db.states import HeldReason, PartRole
 from certificate.evidence import Utility
-from worker.engine.linear import LinearObjective
-from worker.evaluation.utility import classification, regression
+from worker.evaluation.networks import holdout_of
+from worker.evaluation.utility import Holdout, classification, regression
 from worker.loading import checkpoints
+from worker.loading.families import family_of
 from worker.pipeline.certify import Refusal
 from worker.pipeline.context import Context
 from worker.pipeline.release import Draft
 from worker.pipeline.resolve import Swap
-from worker.pipeline.solve import objective_on, published_weights
+from worker.pipeline.solve import objective_here, published_weights
 
 
 def measure(context: Context, draft: Draft, swap: Swap, scratch: Path) -> Utility | None:
@@ -28,13 +29,14 @@ def measure(context: Context, draft: Draft, swap: Swap, scratch: Path) -> Utilit
     holdout = _holdout_after(context, swap)
     if not holdout:
         return None
-    objective = objective_on(context, holdout, scratch / "holdout")
-    if not isinstance(objective, LinearObjective):
+    objective = objective_here(context, holdout, scratch / "holdout")
+    rows = holdout_of(objective)
+    if rows is None:
         return None
     tensors = checkpoints.read(context.services.storage, draft.stored.path, sha256=draft.stored.sha256)
     released = objective.flatten(tensors)
-    before = _score(context, objective, published_weights(context, objective))
-    after = _score(context, objective, released)
+    before = _score(context, rows, published_weights(context, objective))
+    after = _score(context, rows, released)
     return Utility(f1_before=before[0], f1_after=after[0], loss_before=before[1], loss_after=after[1])
 
 
@@ -44,11 +46,11 @@ def _holdout_after(context: Context, swap: Swap) -> tuple[str, ...]:
     return tuple(rewritten.get(part.id, part.path) for part in parts)
 
 
-def _score(context: Context, objective: LinearObjective, w: Tensor) -> tuple[float | None, float]:
+def _score(context: Context, rows: Holdout, w: Tensor) -> tuple[float | None, float]:
     """Micro-F1 in points, and the mean loss; regression has no F1."""
-    if context.manifest.family == "ridge":
-        return None, regression(objective, w).loss
-    found = classification(objective, w)
+    if family_of(context.manifest).classes(context.manifest) is None:
+        return None, regression(rows, w).loss
+    found = classification(rows, w)
     return 100 * found.micro_f1, found.loss
 
 

@@ -19,21 +19,23 @@ from app.db.states import FileKind, PartRole
 from app.db.tables import DatasetPart, Model, ModelFile, Version
 from app.storage import Stored
 from worker.engine.bounds import reachable, strongly_convex_distance
+from worker.engine.networks.inspection import inspect_module
 from worker.engine.objective import CertifiedGradient
-from worker.engine.training import train
-from worker.engine.trust_region import SolverSettings
+from worker.engine.trust_region import Outcome
 from worker.engine.validation import EngineInputError
 from worker.loading import checkpoints, datasets
 from worker.loading.checkpoints import CheckpointError
 from worker.loading.families import Family, FamilyError, FamilyObjective, family_of
 from worker.loading.inspection import Expected, Inspection
 from worker.pipeline import registration_report
-from worker.pipeline.certify import distance_refusal, noise_refusal
+from worker.pipeline.advice import advise
+from worker.pipeline.certify import far_off, noise_refusal
 from worker.pipeline.context import Context
+from worker.pipeline.fitting import fit
 from worker.pipeline.holdings import bring_in, sweep_uploads
 from worker.pipeline.registration_report import Measured
 from worker.pipeline.scratch import working_folder
-from worker.pipeline.solve import objective_on
+from worker.pipeline.solve import objective_on, solver_settings
 
 log = logs.get("pipeline")
 
@@ -107,11 +109,14 @@ def _validate(context: Context, scratch: Path) -> Registered:
     problems = bring_in(context)
     trained, held_out = (_inspected(context, family, role) for role in PartRole)
     problems += [*trained.problems, *held_out.problems, *_set_problems(trained)]
-    problems += _file_problems(context, family)
+    problems += [*_file_problems(context, family), *_network_problems(context, family)]
     if problems:
         raise Rejected(*problems)
     objective = _objective(context, scratch)
     w, origin, found = _version_zero(context, family, objective)
+    advice = advise(manifest, objective, w)
+    if advice is not None and advice.problem() and manifest.policy.fallback == "fail":
+        raise Rejected(f"network: {advice.problem()}; or let the policy's fallback be retrain")
     stored = checkpoints.write(
         context.services.storage, context.path("model.safetensors"), objective.unflatten(w), {}
     )
@@ -121,10 +126,9 @@ def _validate(context: Context, scratch: Path) -> Registered:
         weights=w,
         origin=origin,
         gradient_norm=found.norm,
-        distance=strongly_convex_distance(
-            gradient_norm=found.norm, rounding=found.rounding, floor=objective.curvature_floor
-        ),
-        curvature_floor=objective.curvature_floor,
+        distance=_distance(objective, found),
+        curvature_floor=objective.curvature_floor or None,
+        advice=advice,
         seconds=time.monotonic() - started,
     )
     rows = {
@@ -177,6 +181,22 @@ def _file_problems(context: Context, family: Family) -> list[str]:
     return problems
 
 
+def _network_problems(context: Context, family: Family) -> list[str]:
+    if family.module is None:
+        return []
+    manifest = context.manifest
+    found = inspect_module(
+        family.module(manifest), width=manifest.width, outputs=family.classes(manifest) or 1
+    )
+    problems = [f"network: {reason}" for reason in found]
+    if context.file(FileKind.ANCHOR) is None:
+        problems.append(
+            "anchor: a network needs one, trained on public data: at zero all its units are alike, and from "
+            "there retraining leads nowhere"
+        )
+    return problems
+
+
 def _objective(context: Context, scratch: Path) -> FamilyObjective:
     paths_of_parts = tuple(part.path for part in context.parts())
     try:
@@ -200,24 +220,39 @@ def _version_zero(
             "uploaded",
         )
     else:
-        solution = train(
+        solution = fit(
             objective,
+            objective.anchor,
             target=policy.target_distance,
-            settings=SolverSettings(max_seconds=policy.time_limit_seconds),
+            settings=solver_settings(context.manifest),
         )
         w, origin = solution.w, "trained by the service"
-        if refusal := distance_refusal(context, solution):
-            problems.append(f"training did not reach the policy's target_distance: {refusal.detail}")
+        if solution.outcome not in (Outcome.CERTIFIED, Outcome.REACHED):
+            detail = far_off(str(solution.outcome), solution.distance, policy.target_distance).detail
+            problems.append(f"training did not reach the policy's target_distance: {detail}")
     found = objective.certified_gradient(w)
-    floor = objective.curvature_floor
-    if not reachable(target=policy.target_distance, rounding=found.rounding, floor=floor):
-        least = strongly_convex_distance(gradient_norm=0.0, rounding=found.rounding, floor=floor)
-        problems.append(
-            f"target_distance {policy.target_distance:.3g} cannot be certified: rounding alone leaves "
-            f"{least:.3g}; raise target_distance or lambda"
-        )
-    if refusal := noise_refusal(context, w):
+    problems += _rounding_problems(context, objective, found)
+    if refusal := noise_refusal(w, context.manifest.sigma):
         problems.append(f"{refusal.detail}; raise target_distance or lower epsilon or delta")
     if problems:
         raise Rejected(*problems)
     return w, origin, found
+
+
+def _distance(objective: FamilyObjective, found: CertifiedGradient) -> float | None:
+    """B1; of a network's curvature nothing is proven before it is measured."""
+    floor = objective.curvature_floor
+    if not floor > 0:
+        return None
+    return strongly_convex_distance(gradient_norm=found.norm, rounding=found.rounding, floor=floor)
+
+
+def _rounding_problems(context: Context, objective: FamilyObjective, found: CertifiedGradient) -> list[str]:
+    floor, target = objective.curvature_floor, context.manifest.policy.target_distance
+    if not floor > 0 or reachable(target=target, rounding=found.rounding, floor=floor):
+        return []
+    least = strongly_convex_distance(gradient_norm=0.0, rounding=found.rounding, floor=floor)
+    return [
+        f"target_distance {target:.3g} cannot be certified: rounding alone leaves {least:.3g}; raise "
+        "target_distance or lambda"
+    ]

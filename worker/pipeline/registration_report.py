@@ -9,6 +9,7 @@ from torch import Tensor
 
 from app.db.manifest import Manifest
 from worker.loading.inspection import Inspection
+from worker.pipeline.advice import NetworkAdvice
 
 
 @dataclass(frozen=True)
@@ -18,13 +19,14 @@ class Measured:
     weights: Tensor
     origin: str
     gradient_norm: float
-    distance: float
-    curvature_floor: float
+    distance: float | None
+    curvature_floor: float | None
+    advice: NetworkAdvice | None
     seconds: float
 
 
 def compose(manifest: Manifest, measured: Measured) -> dict[str, Any]:
-    sigma, norm = manifest.policy.sigma, float(torch.linalg.vector_norm(measured.weights))
+    sigma, norm = manifest.sigma, float(torch.linalg.vector_norm(measured.weights))
     return {
         "rows": measured.trained.total,
         "subjects": len(measured.trained.subjects.seen),
@@ -33,8 +35,9 @@ def compose(manifest: Manifest, measured: Measured) -> dict[str, Any]:
         "dimension": measured.weights.numel(),
         "weights": measured.origin,
         "gradient_norm": _rough(measured.gradient_norm),
-        "distance_bound": _rough(measured.distance),
+        "distance_bound": None if measured.distance is None else _rough(measured.distance),
         "curvature_floor": measured.curvature_floor,
+        "network": None if measured.advice is None else measured.advice.shown(),
         "sigma": sigma,
         # the noise's expected length against that of the weights
         "sigma_relative": _rough(sigma * math.sqrt(measured.weights.numel()) / norm) if norm else None,
@@ -67,9 +70,11 @@ def warnings(manifest: Manifest, measured: Measured) -> list[str]:
         found.append(f"{shared} subjects have rows both in the training data and in the holdout")
     if trained.expected.classes is not None and len(trained.classes) < trained.expected.classes:
         found.append(f"{trained.expected.classes - len(trained.classes)} of the declared classes have no row")
-    if measured.distance > target:
+    if measured.distance is not None and measured.distance > target:
         found.append(
             f"the uploaded weights are not the objective's optimum: their certified distance is "
             f"{measured.distance:.1e}, the target {target:.3g}; the first erasure will move the model there"
         )
+    if measured.advice is not None and (problem := measured.advice.problem()):
+        found.append(f"{problem}; erasures will fall back to retraining")
     return found

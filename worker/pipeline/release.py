@@ -15,13 +15,16 @@ from certificate import assurance, predicate
 from certificate.checkpoint import header_metadata
 from certificate.commitment import commit_retained, deletion_root
 from certificate.evidence import EvidenceRecord, Shift, TraceStep, Utility, commit
-from certificate.predicate import Lifetime, Predicate, Rule, describable
+from certificate.predicate import Lifetime, Predicate, describable
 from certificate.records import new_salt
 from certificate.statement import parse, serialise, statement_for
+from worker import devices
+from worker.distributed import current
+from worker.distributed.leading import ranks_of
 from worker.engine import noise
-from worker.engine.trust_region import Solution
 from worker.loading import checkpoints
 from worker.loading.families import family_of
+from worker.pipeline.claim import Claim
 from worker.pipeline.context import Context
 from worker.pipeline.resolve import Resolved
 from worker.pipeline.solve import Solved
@@ -44,7 +47,7 @@ class Draft:
 
 def noised(w: Tensor, sigma: float) -> Tensor:
     """w + N(0, σ²I); the un-noised weights are overwritten, so nothing later can write them by mistake."""
-    released = w + sigma * noise.draw(w.numel()).to(w.device)
+    released = w.cpu() + sigma * noise.draw(w.numel())
     w.zero_()
     return released
 
@@ -53,14 +56,17 @@ def write_draft(
     context: Context,
     resolved: Resolved,
     solved: Solved,
+    claim: Claim,
     lifetime: Lifetime,
 ) -> Draft:
     """Everything that can fail without the draw comes before it; the draw is made and written in one go."""
     parent = context.current_version()
     certificate_id, version = new_id(), parent.number + 1
-    evidence = _evidence(certificate_id, resolved, solved)
+    evidence = _evidence(certificate_id, resolved, solved, claim)
     objective, deletion_set = _objective(context, resolved), _deletion_set(resolved)
-    released = noised(solved.solution.w, context.manifest.policy.sigma)
+    runtime = _runtime(solved)
+    current.team(context.services.settings).forget()  # no other rank holds the point when it is noised
+    released = noised(solved.w, claim.sigma)
     stored = checkpoints.write(
         context.services.storage,
         context.path("model.safetensors"),
@@ -77,14 +83,12 @@ def write_draft(
         mechanism=solved.mechanism,
         objective=objective,
         deletion_set=deletion_set,
-        guarantee=_guarantee(context, solved),
-        bound=_bound(context, solved),
-        noise=predicate.Noise(
-            sigma=context.manifest.policy.sigma, calibration="analytic", data_independent=True
-        ),
+        guarantee=_guarantee(context, claim),
+        bound=_bound(claim),
+        noise=_noise(context, claim),
         lifetime=lifetime,
         evidence=predicate.EvidenceCommitment(commitment=commit(evidence)),
-        runtime=_runtime(),
+        runtime=runtime,
         issued_at=now(),
     )
     statement = statement_for(file_name=file_name, checkpoint_sha256=stored.sha256, predicate=said)
@@ -101,28 +105,32 @@ def write_draft(
     )
 
 
-def _rule(solved: Solved) -> Rule:
-    return "retrain" if solved.mechanism == "retrain" else "B1"
-
-
-def _guarantee(context: Context, solved: Solved) -> predicate.Guarantee:
+def _guarantee(context: Context, claim: Claim) -> predicate.Guarantee:
     """A retrained release is its own reference: it is indistinguishable from it with ε = δ = 0."""
-    policy, own = context.manifest.policy, solved.mechanism == "retrain"
+    policy, own = context.manifest.policy, claim.terms.rule == "retrain"
     return assurance.guarantee_for(
-        rule=_rule(solved),
-        assurance="proved",
+        rule=claim.terms.rule,
+        assurance=claim.terms.assurance,
         epsilon=0.0 if own else policy.epsilon,
         delta=0.0 if own else policy.delta,
     )
 
 
-def _bound(context: Context, solved: Solved) -> predicate.Bound:
-    rule = _rule(solved)
+def _bound(claim: Claim) -> predicate.Bound:
     return predicate.Bound(
-        distance_target=0.0 if rule == "retrain" else context.manifest.policy.target_distance,
-        rule=rule,
-        failure_probability=0.0,
-        inequalities=assurance.inequalities_of(rule),
+        distance_target=claim.stated,
+        rule=claim.terms.rule,
+        failure_probability=claim.terms.failure_probability,
+        inequalities=assurance.inequalities_of(claim.terms.rule),
+    )
+
+
+def _noise(context: Context, claim: Claim) -> predicate.Noise:
+    last = claim.terms.assurance == "as-published"  # σ follows from the distance the run achieved
+    return predicate.Noise(
+        sigma=claim.sigma,
+        calibration=context.manifest.calibration if last else "analytic",
+        data_independent=not last,
     )
 
 
@@ -169,18 +177,17 @@ def with_utility(draft: Draft, utility: Utility | None) -> Draft:
     return replace(draft, payload=payload, evidence=evidence.to_bytes())
 
 
-def _evidence(certificate_id: UUID, resolved: Resolved, solved: Solved) -> EvidenceRecord:
-    solution: Solution = solved.solution
-    own = (
-        solved.mechanism == "retrain"
-    )  # its reference is itself; how near the optimum it is, is a second figure
+def _evidence(certificate_id: UUID, resolved: Resolved, solved: Solved, claim: Claim) -> EvidenceRecord:
     return EvidenceRecord(
         certificate_id=str(certificate_id),
-        rule=_rule(solved),
-        gradient_norm=solution.gradient_norm,
-        rounding_error=solution.rounding,
-        distance=0.0 if own else solution.distance,
-        posterior_distance=solution.distance if own else None,
+        rule=claim.terms.rule,
+        gradient_norm=solved.gradient_norm,
+        rounding_error=solved.rounding,
+        distance=claim.distance,
+        curvature=claim.curvature,
+        paper_distance=claim.distance if claim.terms.assurance == "as-published" else None,
+        posterior_distance=claim.posterior,
+        method=claim.method,
         trace=tuple(
             TraceStep(
                 gradient_norm=step.gradient_norm,
@@ -190,12 +197,12 @@ def _evidence(certificate_id: UUID, resolved: Resolved, solved: Solved) -> Evide
                 passes=step.passes,
                 seconds=step.seconds,
             )
-            for step in solution.steps
+            for step in solved.steps
         ),
         shift=_shift(resolved),
         utility=None,
-        solver={"outcome": str(solution.outcome), "passes": solution.passes},
-        seconds_total=solution.seconds,
+        solver={"outcome": solved.outcome, "passes": solved.passes},
+        seconds_total=solved.seconds,
         salt=new_salt(),
     )
 
@@ -224,11 +231,14 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _runtime() -> predicate.Runtime:
+def _runtime(solved: Solved) -> predicate.Runtime:
+    """Where the objective was, and over how many ranks its sums were made."""
+    device = solved.objective.anchor.device
     return predicate.Runtime(
         torch=str(torch.__version__),
         lethe=VERSION,
-        device="cpu",
-        world_size=1,
+        device=devices.describe(device),
+        world_size=ranks_of(solved.objective),
         deterministic=torch.are_deterministic_algorithms_enabled(),
+        flags=devices.flags(device),
     )

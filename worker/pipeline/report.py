@@ -22,13 +22,13 @@ from app.clock import now
 from app.db import transitions
 from app.db.states import PartRole, VersionState
 from app.db.tables import Certificate, DatasetPart, Model, Report, Version
-from worker.engine.training import train
-from worker.engine.trust_region import Outcome, Solution, SolverSettings
+from worker.engine.trust_region import Outcome, Solution
 from worker.loading import checkpoints
 from worker.loading.families import FamilyObjective, family_of
 from worker.pipeline.context import CannotContinue, Context
+from worker.pipeline.fitting import fit
 from worker.pipeline.scratch import working_folder
-from worker.pipeline.solve import objective_on
+from worker.pipeline.solve import objective_here, objective_on, solver_settings
 
 log = logs.get("pipeline")
 CHANGED = "the model changed; ask again"
@@ -64,7 +64,8 @@ class ReportJob:
         if not paths:
             raise CannotContinue(f"the model has no {role} rows")
         folder = self.scratch / role
-        objective = objective_on(self.context, paths, folder)
+        opened = objective_on if role == PartRole.TRAIN else objective_here  # fitted, or scored
+        objective = opened(self.context, paths, folder)
         shutil.rmtree(folder)  # the rows stay mapped, and are gone when this process is
         return objective
 
@@ -76,8 +77,8 @@ class ReportJob:
 
     def retrain(self, objective: FamilyObjective, target: float) -> Solution:
         """ŵ_R: never stored; the caller overwrites it."""
-        settings = SolverSettings(max_seconds=self.context.manifest.policy.time_limit_seconds)
-        solution = train(objective, target=target, settings=settings, cancelled=self._changed)
+        settings = solver_settings(self.context.manifest)
+        solution = fit(objective, objective.anchor, target=target, settings=settings, cancelled=self._changed)
         if solution.outcome == Outcome.CANCELLED:
             raise CannotContinue(CHANGED)
         return solution

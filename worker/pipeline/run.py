@@ -9,18 +9,18 @@ from app import logs
 from app.bootstrap import Services
 from app.clock import now
 from app.db import paths, transitions
+from app.db.manifest import Method
 from app.db.states import BatchState, HeldReason, JobKind
 from certificate.keys import Signer
 from worker.pipeline.append import resolve_append
-from worker.pipeline.audit import audit
 from worker.pipeline.certify import (
     Refusal,
     budget_refusal,
-    distance_refusal,
+    claim_for,
     lifetime_after,
     noise_refusal,
-    release_shift,
 )
+from worker.pipeline.claim import terms_of
 from worker.pipeline.context import CannotContinue, Context
 from worker.pipeline.evaluate import evaluate
 from worker.pipeline.held import carry_out, keep, made_before, restore
@@ -31,23 +31,35 @@ from worker.pipeline.register import register
 from worker.pipeline.release import Draft, rounded, with_utility, write_draft
 from worker.pipeline.resolve import Resolved, Swap, resolve
 from worker.pipeline.scratch import working_folder
-from worker.pipeline.solve import Mechanism, Solved, solve
+from worker.pipeline.solve import solve
 from worker.signing import load_signer
 
 log = logs.get("pipeline")
 
 
+Fresh = Callable[[Context, Signer, Path], Refusal | None]
+Refuse = Callable[[Context, Refusal], None]
+
+
 def unlearn(services: Services, job_id: UUID, token: UUID) -> None:
-    context = Context.load(services, job_id, token)
+    _release(Context.load(services, job_id, token), _publish_certified, _hold)
+
+
+def append(services: Services, job_id: UUID, token: UUID) -> None:
+    """New rows join the training data; the fit is released like an erasure's, with an empty deletion set."""
+    _release(Context.load(services, job_id, token), _publish_appended, _refuse_append)
+
+
+def _release(context: Context, fresh: Fresh, refuse: Refuse) -> None:
     assert context.batch is not None
-    if context.batch.state != BatchState.PURGING and not _published(context):
+    if context.batch.state != BatchState.PURGING and not _published(context, fresh, refuse):
         return
     purge(context)
     log.info("completed", batch=str(context.batch.id))
 
 
-def _published(context: Context) -> bool:
-    """False when the batch ends here: held for a decision, or its draw destroyed by one."""
+def _published(context: Context, fresh: Fresh, refuse: Refuse) -> bool:
+    """False when the batch ends here: refused, or its draw destroyed by decision."""
     signer, held = load_signer(context.services.settings), made_before(context)
     if held is not None and held.decision is not None:
         return carry_out(context, held, signer)
@@ -55,9 +67,9 @@ def _published(context: Context) -> bool:
         if held is not None:  # an attempt before this one died with it
             refusal = _finish(context, *restore(held), signer, scratch)
         else:
-            refusal = _publish_certified(context, signer, scratch)
+            refusal = fresh(context, signer, scratch)
     if refusal is not None:
-        _hold(context, refusal)
+        refuse(context, refusal)
     return refusal is None
 
 
@@ -71,41 +83,17 @@ def _publish_certified(context: Context, signer: Signer, scratch: Path) -> Refus
     return _publish(context, resolved, signer, scratch)
 
 
-def append(services: Services, job_id: UUID, token: UUID) -> None:
-    """New rows join the training data; the fit is released like an erasure's, with an empty deletion set."""
-    context = Context.load(services, job_id, token)
-    assert context.batch is not None
-    if context.batch.state != BatchState.PURGING and not _appended(context):
-        return
-    purge(context)
-    log.info("appended", batch=str(context.batch.id))
-
-
-def _appended(context: Context) -> bool:
-    signer, held = load_signer(context.services.settings), made_before(context)
-    if held is not None and held.decision is not None:
-        return carry_out(context, held, signer)
-    with working_folder(context.services.settings, context.token) as scratch:
-        if held is not None:
-            _finish(context, *restore(held), signer, scratch)
-            return True
-        reason = _publish_appended(context, signer, scratch)
-    if reason is not None:
-        _refuse_append(context, reason)
-    return reason is None
-
-
-def _publish_appended(context: Context, signer: Signer, scratch: Path) -> str | None:
+def _publish_appended(context: Context, signer: Signer, scratch: Path) -> Refusal | None:
     context.step("resolve")
     try:
         resolved = resolve_append(context, scratch)
     except CannotContinue as problem:
-        return str(problem)
+        return Refusal(HeldReason.NOT_CERTIFIABLE, str(problem))
     if not resolved.swap.joined and not resolved.swap.rewritten:  # every row was filtered
         publish_nothing(context, resolved)
         return None
     refusal = _publish(context, resolved, signer, scratch)
-    return None if refusal is None else f"{refusal.reason}: {refusal.detail}"
+    return refusal and replace(refusal, detail=f"{refusal.reason}: {refusal.detail}")
 
 
 def _publish(context: Context, resolved: Resolved, signer: Signer, scratch: Path) -> Refusal | None:
@@ -137,18 +125,22 @@ def _show(context: Context, resolved: Resolved) -> None:
 
 
 def _attempt(
-    context: Context, resolved: Resolved, mechanism: Mechanism, signer: Signer, scratch: Path
+    context: Context, resolved: Resolved, mechanism: Method, signer: Signer, scratch: Path
 ) -> Refusal | None:
-    lifetime = lifetime_after(context, mechanism, release_shift(context, mechanism))
+    lifetime = lifetime_after(context, mechanism, terms_of(context.manifest, mechanism))
     if refusal := budget_refusal(lifetime):
         return refusal
     context.step("solve")
-    solved: Solved = solve(context, resolved, mechanism, scratch)
+    solved = solve(context, resolved, mechanism, scratch)
     context.step("certify")
-    if refusal := distance_refusal(context, solved.solution) or noise_refusal(context, solved.solution.w):
+    claimed = claim_for(context, solved)
+    if isinstance(claimed, Refusal):
+        return claimed
+    solved, claim = claimed
+    if refusal := noise_refusal(solved.w, claim.sigma):
         return refusal
     context.step("release")
-    draft = write_draft(context, resolved, solved, lifetime)
+    draft = write_draft(context, resolved, solved, claim, lifetime)
     with context.writing() as session:
         keep(session, context.batch_in(session).id, draft, resolved.swap)
     return _finish(context, draft, resolved.swap, signer, scratch)
@@ -174,12 +166,22 @@ def _hold(context: Context, refusal: Refusal) -> None:
         transitions.finish_job(session, context.job_id, context.token, now())
 
 
-def _refuse_append(context: Context, reason: str) -> None:
-    """The model stays as it is and the parts stay staged; the rows this attempt wrote are deleted."""
+def _refuse_append(context: Context, refusal: Refusal) -> None:
+    """The model stays as it is and the parts stay staged; the rows this attempt wrote are deleted.
+
+    An append is not held: what it was refused for is told in words alone.
+    """
     with context.writing() as session:
         context.services.storage.delete(paths.attempts(context.job_id))
-        transitions.refuse_append(session, context.batch_in(session), reason, now())
+        transitions.refuse_append(session, context.batch_in(session), refusal.detail, now())
         transitions.finish_job(session, context.job_id, context.token, now())
+
+
+def audit(services: Services, job_id: UUID, token: UUID) -> None:
+    """Imported when asked for: statistics are a third of a start, and every attempt is a start."""
+    from worker.pipeline.audit import audit as run
+
+    run(services, job_id, token)
 
 
 JOBS: dict[JobKind, Callable[[Services, UUID, UUID], None]] = {
