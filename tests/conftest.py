@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
@@ -16,6 +17,10 @@ from app.bootstrap import Services
 from app.settings import Settings
 
 DATABASES = ("sqlite", "postgresql")
+
+# How long an example takes says something about the machine, not about the code.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

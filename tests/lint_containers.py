@@ -1,7 +1,8 @@
-"""Lint Dockerfile and docker-compose.yml without a container engine: `python -m tests.lint_containers`.
+"""Lint Dockerfile, docker-compose.yml and the Kubernetes manifests: `python -m tests.lint_containers`.
 
 hadolint reads the Dockerfile, the Compose specification's own JSON schema reads the compose file, and the
-rules below hold what neither can see: that the two files fit each other and that nothing floats.
+rules below hold what neither can see: that the two files fit each other and that nothing floats. No container
+engine is needed. The manifests have a file of their own, `tests.lint_kubernetes`.
 """
 
 import re
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests import lint_kubernetes
 
 ROOT = Path(__file__).resolve().parent.parent
 EXACT_TAG = re.compile(r"^[a-z0-9./-]+:\d+\.\d+[\w.-]*$")
@@ -142,10 +145,11 @@ def main() -> int:
     sound = run("hadolint", "--failure-threshold", "style", "Dockerfile")
     sound &= run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", "docker-compose.yml")
     faults = own_rules((ROOT / "Dockerfile").read_text(), (ROOT / "docker-compose.yml").read_text())
+    faults += lint_kubernetes.lint(ROOT)
     for fault in faults:
         print(fault)
     if sound and not faults:
-        print("Dockerfile and docker-compose.yml: no faults.")
+        print("Dockerfile, docker-compose.yml, deploy/kubernetes: no faults.")
     return 0 if sound and not faults else 1
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from app.settings import Settings
 from tests.conftest import _administer, _named
-from tests.faults.live import Live
+from tests.faults.live import JOB_SECONDS, Live
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,7 @@ def live(
             retry_backoff_seconds=0.1,
             requeue_after_seconds=2,
             lease_seconds=2,
+            drain_seconds=JOB_SECONDS,
             create_keys=True,
         )
         running = Live(settings, folder)

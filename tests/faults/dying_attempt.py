@@ -1,11 +1,14 @@
-"""One attempt that dies by SIGKILL at a named place: `before:module.function`, `after:…`, or `at:seconds`.
+"""Attempts that die by SIGKILL at a named place: `before:module.function`, `after:…`, or `at:seconds`.
 
-    python -m tests.faults.dying_attempt PLACE WITNESS JOB TOKEN
+    python -m tests.faults.dying_attempt
 
-Un-noised weights are written to WITNESS, outside the data folder, so that a test can look for them there.
+Each line of standard input, `[PLACE, WITNESS, JOB, TOKEN]`, is answered by how the attempt's process ended.
+It is forked from this one, so that torch is imported once for all of them. Un-noised weights are written to
+WITNESS, outside the data folder, so that a test can look for them there.
 """
 
 import importlib
+import json
 import os
 import signal
 import sys
@@ -51,9 +54,21 @@ def witness_noise(witness: Path) -> None:
     release.noised = seen
 
 
-if __name__ == "__main__":
-    assert run.JOBS
-    place, witness, job, token = sys.argv[1:]
+def one(place: str, witness: str, job: str, token: str) -> int:
+    os.dup2(2, 1)  # standard output is for answers
     witness_noise(Path(witness))
     arm(place)
-    attempt.main(UUID(job), UUID(token))
+    try:
+        attempt.main(UUID(job), UUID(token))
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+if __name__ == "__main__":
+    assert run.JOBS
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            os._exit(one(*json.loads(line)))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

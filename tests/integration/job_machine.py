@@ -1,39 +1,27 @@
 """Random interleavings of everything that can go wrong with a job, checked against a simple model of it."""
 
-from collections import Counter
 from collections.abc import Callable
 from uuid import UUID
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
-from app.bootstrap import Services
-from app.db.states import OPEN_BATCH, BatchState, JobState, TaskState
+from app.db.states import BatchState, JobState
 from app.db.transitions import TokenLost
-from tests.integration.job_world import Attempt, Killed, Snapshot, World
+from app.errors import Conflict
+from tests.integration.job_checks import JobChecks
+from tests.integration.job_world import Attempt, Killed
 
 STEPS = ("seal_due", "give_up_dead_attempts", "queue_waiting_jobs", "announce_lost_messages", "send_outbox")
 ENDS = (JobState.DONE, JobState.FAILED)
-HELD_TOKEN = (JobState.QUEUED, JobState.RUNNING)
+CANCELLABLE = (BatchState.SEALED, BatchState.QUEUED, BatchState.RUNNING)
 CALM_ROUNDS = 200
 
 which = st.integers(0, 1)
 some = st.integers(0, 10**6)
 
 
-class JobMachine(RuleBasedStateMachine):
-    def __init__(self, services: Services) -> None:
-        super().__init__()
-        self.world = World(services)
-        self.settings = services.settings
-        self.asked: set[UUID] = set()
-        self.attempts: list[Attempt] = []
-        self.cause = ""
-        self.before = self.world.look()
-        self.heard: dict[UUID, float] = {}
-        self.bad_ends: Counter[UUID] = Counter()
-        self.tokens: set[UUID] = set()
-
+class JobMachine(JobChecks):
     @initialize()
     def first_batches(self) -> None:
         for model in range(self.world.MODELS):
@@ -52,6 +40,32 @@ class JobMachine(RuleBasedStateMachine):
     def flush_is_asked_for(self, model: int) -> None:
         self.cause = "gateway"
         self.world.flush(model)
+
+    @precondition(lambda self: self.before.batches)
+    @rule(n=some)
+    def batch_is_cancelled(self, n: int) -> None:
+        """It wins over whatever runs, or is refused because the model is published, and changes nothing."""
+        self.cause = "cancel"
+        batch_id, (_, state) = self.some_batch(n)
+        try:
+            self.world.cancel(batch_id)
+        except Conflict:
+            assert state not in CANCELLABLE
+            assert self.world.look() == self.before
+
+    @precondition(lambda self: self.before.batches)
+    @rule(n=some)
+    def batch_is_tried_again(self, n: int) -> None:
+        self.cause = "retry"
+        batch_id, (_, state) = self.some_batch(n)
+        try:
+            self.world.retry(batch_id)
+        except Conflict:
+            assert state != BatchState.HELD
+            assert self.world.look() == self.before
+
+    def some_batch(self, n: int) -> tuple[UUID, tuple[UUID, BatchState]]:
+        return sorted(self.before.batches.items())[n % len(self.before.batches)]
 
     # The dispatchers
 
@@ -165,10 +179,6 @@ class JobMachine(RuleBasedStateMachine):
         else:
             raise AssertionError("a stale token has written")
 
-    def is_valid(self, attempt: Attempt) -> bool:
-        job = self.before.jobs[attempt.job_id]
-        return job.state == JobState.RUNNING and job.token == attempt.token
-
     # Time
 
     @rule(seconds=st.sampled_from([1, 4, 12, 40]))
@@ -196,84 +206,6 @@ class JobMachine(RuleBasedStateMachine):
     def clock_jumps(self, seconds: int) -> None:
         self.cause = "nothing"
         self.world.clock.jumps(seconds)
-
-    # What must be true after every step
-
-    @invariant()
-    def holds_together(self) -> None:
-        now = self.world.look()
-        for job_id in now.jobs:
-            self.check_job(job_id, now)
-        self.check_tasks(now)
-        self.check_batches(now)
-        valid = Counter(attempt.job_id for attempt in self.attempts if self.is_valid_in(now, attempt))
-        assert all(count == 1 for count in valid.values()), "two attempts hold one job"
-        self.before = now
-
-    def is_valid_in(self, now: Snapshot, attempt: Attempt) -> bool:
-        return now.jobs[attempt.job_id][::2] == (JobState.RUNNING, attempt.token)
-
-    def check_job(self, job_id: UUID, now: Snapshot) -> None:
-        old, new = self.before.jobs.get(job_id), now.jobs[job_id]
-        if old is None or old.state != new.state:
-            self.check_step(job_id, now)
-        else:
-            assert (old.attempt, old.token) == (new.attempt, new.token)
-        assert (new.token is not None) == (new.state in HELD_TOKEN)
-        under_way = new.state in (*HELD_TOKEN, JobState.DONE)
-        assert new.attempt == self.bad_ends[job_id] + under_way, (
-            "something else than a bad end cost an attempt"
-        )
-
-    def check_step(self, job_id: UUID, now: Snapshot) -> None:
-        old, new = self.before.jobs.get(job_id), now.jobs[job_id]
-        step = (old.state if old else None, new.state)
-        match step:
-            case (None, JobState.WAITING):
-                assert self.cause == "dispatcher"
-            case (None | JobState.WAITING, JobState.QUEUED):
-                assert self.cause == "dispatcher"
-                assert new.token not in self.tokens, "a token was given twice"
-                assert new.token is not None
-                self.tokens.add(new.token)
-            case (JobState.QUEUED, JobState.RUNNING):
-                assert self.cause == "claim"
-            case (JobState.RUNNING, JobState.DONE):
-                assert self.cause == "worker"
-            case (JobState.RUNNING, JobState.WAITING | JobState.FAILED):
-                assert old is not None
-                self.check_bad_end(job_id, old.batch, new.state)
-            case _:
-                raise AssertionError(f"no such step: {step}")
-
-    def check_bad_end(self, job_id: UUID, batch: BatchState, state: JobState) -> None:
-        self.bad_ends[job_id] += 1
-        if self.cause == "dispatcher":
-            silent = self.world.clock.steady - self.heard[job_id]
-            assert silent >= self.settings.dead_after, "a living attempt was given up"
-        else:
-            assert self.cause == "worker"
-        exhausted = self.bad_ends[job_id] >= self.settings.max_attempts and batch != BatchState.PURGING
-        assert (state == JobState.FAILED) == exhausted
-
-    def check_tasks(self, now: Snapshot) -> None:
-        assert now.tasks.keys() == self.asked, "a request was lost"
-        for task_id, task in now.tasks.items():
-            assert (task.batch_id is None) == (task.state == TaskState.RECEIVED)
-            old = self.before.tasks.get(task_id)
-            assert old is None or old.batch_id in (None, task.batch_id), "a request moved to another batch"
-            if task.batch_id is not None:
-                _, state = now.batches[task.batch_id]
-                assert (task.state == TaskState.COMPLETED) == (state == BatchState.COMPLETED)
-                assert (task.state == TaskState.FAILED) == (state == BatchState.FAILED)
-
-    def check_batches(self, now: Snapshot) -> None:
-        opened = Counter(model for model, state in now.batches.values() if state in OPEN_BATCH)
-        assert all(count == 1 for count in opened.values()), "two batches of one model"
-        published = Counter(batch for _, _, batch in now.versions)
-        assert all(count == 1 for count in published.values()), "published twice"
-        for batch_id, (_, state) in now.batches.items():
-            assert (batch_id in published) == (state in (BatchState.PURGING, BatchState.COMPLETED))
 
     # When all is calm again
 

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import func, select
 
+from app.batches import service
 from app.bootstrap import Services
 from app.clock import new_id
 from app.db import transitions
@@ -144,6 +145,14 @@ class World:
     def flush(self, model: int) -> None:
         with self.services.database.writing() as session:
             session.get_one(Model, self.models[model]).flush_requested = True
+
+    def cancel(self, batch_id: UUID) -> None:
+        with self.services.database.writing() as session:
+            service.cancel(session, self.tenant, batch_id)
+
+    def retry(self, batch_id: UUID) -> None:
+        with self.services.database.writing() as session:
+            service.retry(session, self.tenant, batch_id)
 
     # The worker
 

@@ -23,6 +23,8 @@ BODIES = {
     "extend": {"reason": "x"},
     "import": {"part": "p0", "uri": "file:///nowhere"},
     "{name}": {"policy": {"epsilon": 1.0}},
+    "{webhook_id}": {"enabled": False},
+    "rotate": {"overlap_hours": 1},
 }
 
 
@@ -48,7 +50,16 @@ def test_every_endpoint_wants_a_key(gateway: TestClient) -> None:
 
 def _ids() -> dict[str, str]:
     some = str(uuid4())
-    named = ("key_id", "batch_id", "erasure_id", "certificate_id", "evaluation_id", "audit_id")
+    named = [
+        "key_id",
+        "batch_id",
+        "erasure_id",
+        "certificate_id",
+        "evaluation_id",
+        "audit_id",
+        "webhook_id",
+        "delivery_id",
+    ]
     return dict.fromkeys(named, some) | {"name": "toy", "part": "p0", "number": "0"}
 
 
@@ -176,9 +187,20 @@ def _belongings(gateway: TestClient, services: Services, owner: dict[str, str]) 
         "batch_id": str(batch_id),
         "number": "1",
         "part": "p0",
+        **_webhook(gateway, services, owner),
         "evaluation_id": str(_report(services, model_id, certificate_id, "evaluation", "evaluate")),
         "audit_id": str(_report(services, model_id, certificate_id, "audit", "audit")),
     }
+
+
+def _webhook(gateway: TestClient, services: Services, owner: dict[str, str]) -> dict[str, str]:
+    body = {"url": "https://owner.example/hook", "event_types": ["batch.completed"]}
+    made = gateway.post("/v1/webhooks", json=body, headers=owner)
+    assert made.status_code == 201, made.text
+    webhook_id = made.json()["id"]
+    sent = gateway.post(f"/v1/webhooks/{webhook_id}/test", headers=owner)
+    assert sent.status_code in (200, 201, 202), sent.text
+    return {"webhook_id": webhook_id, "delivery_id": sent.json()["id"]}
 
 
 def _report(services: Services, model_id: UUID, certificate_id: UUID, kind: str, job: str) -> UUID:

@@ -30,7 +30,7 @@ def api(gateway: TestClient, admin: Headers) -> Api:
 def _held(api: Api, services: Services, **policy: Any) -> tuple[Api, str]:
     """A model whose policy no noise of this size can meet, and its held batch."""
     ready = registered(api, services)
-    ready.call("PATCH", "/toy", 200, json={"policy": STRICT | {"target_distance": 1.0} | policy})
+    ready.call("PATCH", "/toy", 200, json={"policy": STRICT | {"target_distance": 50.0} | policy})
     ready.erase("s1", "s2")
     work(services)
     (batch,) = [b for b in _get(ready, "/v1/batches")["items"] if b["state"] == "held"]

@@ -18,7 +18,7 @@ from app.db.types import Base
 from app.settings import Settings
 from tests.integration.job_machine import JobMachine
 
-EXAMPLES = int(os.environ.get("LETHE_TEST_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("LETHE_TEST_EXAMPLES", "30"))
 STEPS = 60
 
 

@@ -260,7 +260,7 @@ def test_a_plug_in_family_is_registered_and_retrained(
     monkeypatch.setitem(sys.modules, "a_plug_in", module)
     change = {"family": "plugged", "classes": None}
     problem = api.call("POST", "", 422, json={"name": "toy", "manifest": MANIFEST | change})
-    assert "method to be retrain" in problem["detail"]
+    assert "method to retrain" in problem["detail"]
     change["policy"] = MANIFEST["policy"] | {"method": "retrain"}
     problem = api.call("POST", "", 422, json={"name": "toy", "manifest": MANIFEST | change})
     assert "the family is not known" in problem["detail"]

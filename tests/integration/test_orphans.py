@@ -44,7 +44,7 @@ def test_only_orphans_are_swept(api: Api, services: Services) -> None:
 
 
 def test_a_held_draw_is_not_swept(api: Api, services: Services) -> None:
-    gate = {"quality_gate": {"max_loss_rise": 0.0}, "target_distance": 1.0}
+    gate = {"quality_gate": {"max_loss_rise": 0.0}, "target_distance": 50.0}
     api.call("PATCH", "/toy", 200, json={"policy": gate})
     api.erase("s1", "s2")
     work(services)

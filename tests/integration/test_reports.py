@@ -186,24 +186,24 @@ def test_an_erasure_goes_first_and_the_evaluation_says_to_ask_again(
 ) -> None:
     where = ask(ready, EVALUATIONS)
     job = begin(services, JobKind.EVALUATE)
-    train = report.train
+    fit = report.fit
     if moment == "waiting":
         erase(ready, services, "s1", "s2")
     else:
 
         def meanwhile(*args: Any, **options: Any) -> Any:
             assert not any(p.name == "features.bin" for p in services.settings.data_dir.rglob("*"))
-            solution = train(*args, **options)
+            solution = fit(*args, **options)
             erase(ready, services, "s1", "s2")
             return solution
 
-        monkeypatch.setattr(report, "train", meanwhile)
+        monkeypatch.setattr(report, "fit", meanwhile)
     JOBS[JobKind.EVALUATE](services, *job)
     found = get(ready, where)
     assert (found["state"], found["error"]) == ("failed", "the model changed; ask again")
     assert found["result"] is None
     assert found["completed_at"] is not None
-    monkeypatch.setattr(report, "train", train)
+    monkeypatch.setattr(report, "fit", fit)
     again = ask(ready, EVALUATIONS)
     work(services)
     assert get(ready, again)["state"] == "completed"

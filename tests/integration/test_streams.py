@@ -17,6 +17,7 @@ from app.bootstrap import Services
 from app.db.states import BatchState
 from app.db.tables import Batch, BatchEvent
 from app.main import create_app
+from app.serving import Drain
 from app.streams import Stream, Streams, Watched
 from tests.integration.harness import key_for
 from tests.integration.job_world import World
@@ -86,7 +87,7 @@ def test_a_stream_ends_soon_after_its_key_is_revoked(
 
     request: Any = SimpleNamespace(
         headers={"authorization": f"Bearer {made.secret}"},
-        state=SimpleNamespace(services=services),
+        state=SimpleNamespace(services=services, drain=Drain()),
         is_disconnected=connected,
     )
     watched = Watched(request)
@@ -95,4 +96,16 @@ def test_a_stream_ends_soon_after_its_key_is_revoked(
     with services.database.writing() as session:
         access.revoke_key(session, made.record.id)
     services.callers.forget(made.record.id)
+    assert not asyncio.run(watched.goes_on())
+
+
+def test_a_stream_ends_when_its_gateway_closes() -> None:
+    async def connected() -> bool:
+        return False
+
+    drain = Drain(linger=0.0)
+    request: Any = SimpleNamespace(state=SimpleNamespace(drain=drain), is_disconnected=connected)
+    watched = Watched(request)
+    assert asyncio.run(watched.goes_on())
+    drain.begin()
     assert not asyncio.run(watched.goes_on())

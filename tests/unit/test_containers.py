@@ -90,8 +90,8 @@ def test_every_server_part_waits_for_the_schema() -> None:
 
 def test_only_the_worker_image_has_torch() -> None:
     installed = {part.stage: part.rest for part in PARTS if part.word == "RUN" and "pip install" in part.rest}
-    assert "'.[gateway]'" in installed["gateway-build"]
-    assert "'.[worker]'" in installed["worker-build"]
+    assert "'.[gateway,s3,tracing]'" in installed["gateway-build"]
+    assert "'.[worker,s3,tracing]'" in installed["worker-build"]
     assert all("-c constraints.txt" in line for line in installed.values())
 
 

@@ -30,6 +30,43 @@ BASE: dict[str, Any] = {
 }
 
 
+MLP: dict[str, Any] = {"family": "mlp", "network": {"hidden": [8]}}
+CNN: dict[str, Any] = {"family": "allcnn", "network": {"image": [1, 2, 2], "channels": [[4, 1]]}}
+
+
+def test_what_measuring_curvature_may_use_up_is_kept_back_from_the_noise() -> None:
+    network = Manifest.model_validate(BASE | MLP | {"policy": {"curvature_probability": 2e-6}})
+    assert (network.rule, network.assurance, network.failure_probability) == ("B2", "conditional", 2e-6)
+    assert network.sigma > network.policy.sigma
+    assert privacy.delta_of(epsilon=1.0, shift=network.release_shift) <= 1e-5 - 2e-6
+    assert Manifest.model_validate(BASE | MLP).failure_probability == pytest.approx(1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "assurance"),
+    [
+        ({}, "B1", "proved"),
+        (CNN, "B2", "conditional"),
+        ({"policy": {"method": "zhang2024"}}, "zhang2024", "as-published"),
+        (MLP | {"policy": {"method": "retrain"}}, "retrain", "proved"),
+        ({"family": "own", "policy": {"heuristic": True}}, "B2", "heuristic"),
+    ],
+)
+def test_family_and_method_decide_what_can_be_claimed(
+    change: dict[str, Any], rule: str, assurance: str
+) -> None:
+    taken = Manifest.model_validate(BASE | change)
+    assert (taken.rule, taken.assurance) == (rule, assurance)
+
+
+def test_a_published_method_has_the_classical_noise_below_epsilon_one_and_the_same_shift_always() -> None:
+    small = Manifest.model_validate(BASE | {"policy": {"method": "tr-paper", "epsilon": 0.5}})
+    assert small.calibration == "classical"
+    assert small.sigma_for(3.0) / small.sigma_for(1.0) == pytest.approx(3.0)
+    assert 7.0 / small.sigma_for(7.0) == pytest.approx(small.release_shift)
+    assert Manifest.model_validate(BASE | {"policy": {"method": "tr-paper"}}).calibration == "analytic"
+
+
 def test_sigma_follows_from_the_policy_alone() -> None:
     policy = Policy(epsilon=2.0, delta=1e-6, target_distance=1e-3)
     shift = policy.target_distance / policy.sigma
@@ -40,7 +77,7 @@ def test_sigma_follows_from_the_policy_alone() -> None:
     ("change", "message"),
     [
         ({"policy": {"epsilon": 9.0, "lifetime_epsilon": 8.0}}, "not even one release would fit"),
-        ({"policy": {"method": "magic"}}, "'tr' or 'retrain'"),
+        ({"policy": {"method": "magic"}}, "'tr', 'retrain', 'tr-paper'"),
         ({"policy": {"quality_gate": {"max_drop": 1}}}, "Extra inputs"),
         ({"policy": {"max_kl_alert": 0}}, "greater than 0"),
         ({"classes": None}, "classes is needed for softmax"),
@@ -52,7 +89,23 @@ def test_sigma_follows_from_the_policy_alone() -> None:
         ({"policy": {"delta": 0.011}}, "less than or equal to 0.01"),
         ({"policy": {"delta": float("nan")}}, "finite"),
         ({"policy": {"epsilon": 21.0, "lifetime_epsilon": 50.0}}, "less than or equal to 20"),
-        ({"family": "boosting", "classes": None}, "method to be retrain"),
+        ({"family": "boosting", "classes": None}, "can only be sampled: set the policy's method to retrain"),
+        (MLP | {"network": None}, "described by hidden"),
+        (MLP | {"network": {"hidden": [8], "image": [1, 2, 2]}}, "described by hidden, and nothing else"),
+        (MLP | {"network": {"hidden": [8], "activation": "relu"}}, "'gelu', 'silu', 'tanh' or 'softplus'"),
+        (MLP | {"bias": False}, "bias cannot be false"),
+        (MLP | {"policy": {"method": "guo2020"}}, "convex in the weights"),
+        (MLP | {"policy": {"curvature_probability": 1e-5}}, "half of delta"),
+        (CNN | {"network": {"image": [3, 2, 2], "channels": [[4, 1]]}}, "number of pixels"),
+        ({"network": {"hidden": [8]}}, "a softmax model has no network"),
+        (
+            {"family": "resnet18", "network": {"image": [1, 2, 2], "base_width": 9, "groups": 2}},
+            "multiple of network.groups",
+        ),
+        (
+            {"family": "resnet18", "network": {"image": [1, 2, 2], "base_width": 8, "groups": 2}},
+            "or heuristic to true",
+        ),
         ({"origins": {"features": "f", "constants": "c", "anchor": ""}}, "should match pattern"),
         ({"origins": {"features": "f\u0000", "constants": "c"}}, "should match pattern"),
     ],
@@ -72,7 +125,7 @@ def test_a_family_is_known_by_the_name_of_its_entry_point_without_importing_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     body = {"name": "m", "manifest": BASE | {"family": "boosting", "policy": {"method": "retrain"}}}
-    with pytest.raises(ValidationError, match="the family is not known; there are logistic, ridge, softmax"):
+    with pytest.raises(ValidationError, match="the family is not known; there are allcnn, logistic, mlp"):
         ModelRequest.model_validate(body)
     entry = EntryPoint("boosting", "a_module_that_does_not_exist:family", "lethe.families")
     monkeypatch.setattr(manifests, "entry_points", lambda group: [entry] if group == entry.group else [])

@@ -1,0 +1,1 @@
+"""The pages a reader follows: their examples run, their links lead somewhere, nothing is left out."""

@@ -1,0 +1,86 @@
+"""Links lead somewhere; endpoints, verbs and pages are all described."""
+
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+import typer
+from typer.models import CommandInfo
+
+from app.main import create_app
+from app.settings import Settings
+from client.cli import app as command
+from client.server_verbs import points
+from tests.docs.pages import PAGES, ROOT, Page, read
+
+ALL = [read(name) for name in PAGES]
+OUTSIDE = re.compile(r"^(?:https?:|mailto:)")
+
+
+@pytest.mark.parametrize("page", ALL, ids=lambda page: str(page.name))
+def test_links_lead_to_pages_and_headings_that_exist(page: Page) -> None:
+    broken = []
+    for number, target in page.links:
+        if OUTSIDE.match(target):
+            continue
+        path, _, anchor = unquote(target).partition("#")
+        place = (ROOT / page.name).parent / path if path else ROOT / page.name
+        if not place.exists():
+            broken.append(f"{page.name}:{number}: {target}")
+        elif anchor and anchor not in read(str(place.resolve().relative_to(ROOT))).anchors:
+            broken.append(f"{page.name}:{number}: {target}: no such heading")
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", ALL, ids=lambda page: str(page.name))
+def test_a_page_names_no_place_on_the_machine_it_was_written_on(page: Page) -> None:
+    assert [place for place in (str(ROOT), f"{Path.home()}/") if place in page.text] == []
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    """By links, over whatever other pages."""
+    reached, ahead = set(), ["README.md"]
+    while ahead:
+        name = ahead.pop()
+        if name not in reached and name in PAGES:
+            reached.add(name)
+            targets = (ROOT.joinpath(name).parent / link.partition("#")[0] for _, link in read(name).links)
+            ahead += [str(place.resolve().relative_to(ROOT)) for place in targets if place.exists()]
+    assert [name for name in PAGES if name not in reached] == []
+
+
+def test_the_api_guide_has_every_endpoint() -> None:
+    guide = read("docs/api.md").text
+    missing = [
+        f"{method.upper()} {path}"
+        for path, operations in create_app(Settings()).openapi()["paths"].items()
+        for method in operations
+        if not re.search(rf"`{method.upper()} {re.escape(path)}`", guide)
+    ]
+    assert missing == []
+
+
+def test_the_guide_to_the_command_has_every_verb() -> None:
+    guide = read("docs/client.md").text
+    assert [verb for verb in sorted(_verbs()) if not re.search(rf"`(?:lethe )?{verb}\b", guide)] == []
+
+
+def _verbs() -> set[str]:
+    """`model register`, `erase`, `key create` …"""
+    found = set()
+    groups = {str(group.name): group.typer_instance for group in command.registered_groups}
+    found |= {_name(entry) for entry in command.registered_commands}
+    for name, point in points().items():
+        loaded = point.load()
+        groups |= {name: loaded} if isinstance(loaded, typer.Typer) else {}
+        found |= set() if isinstance(loaded, typer.Typer) else {name}
+    for name, group in groups.items():
+        assert group is not None
+        found |= {f"{name} {_name(entry)}" for entry in group.registered_commands}
+    return found
+
+
+def _name(entry: CommandInfo) -> str:
+    assert entry.callback is not None
+    return entry.name or entry.callback.__name__

@@ -1,0 +1,1 @@
+"""Many hosts: each a network namespace with a process tree of its own, on this machine."""

