@@ -1,11 +1,20 @@
-"""`python -m bench [part …]`: every part, or those named. BENCH=full for the long ones."""
+"""`python -m bench [part …]`: every part, or those named; then the figures and docs/results.md.
+
+BENCH=full for the long ones.
+"""
 
 import importlib
 import sys
 
 from bench.datasets import DatasetUnavailable
 
-PARTS = {"engine": "bench.engine", "gateway": "bench.gateway"}
+PARTS = {
+    "engine": "bench.engine",
+    "gateway": "bench.gateway",
+    "networks": "bench.networks",
+    "ranks": "bench.ranks",
+    "evidence": "bench.evidence",
+}
 
 
 def main(names: list[str]) -> int:
@@ -19,6 +28,8 @@ def main(names: list[str]) -> int:
         except DatasetUnavailable as error:
             print(f"{name}: {error}", file=sys.stderr)
             return 1
+    importlib.import_module("bench.figures").draw()
+    importlib.import_module("bench.results_page").write()
     return 0
 
 

@@ -1,21 +1,18 @@
-"""`lethe up` on a folder of its own, and the few calls the demonstration makes."""
+"""`lethe up` on a folder of its own, and a client for it."""
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import httpx
 from rich.console import Console
 
-WAIT_SECONDS = 180.0
+from client import Lethe, LetheError
+
 console = Console()
 
 
@@ -23,64 +20,17 @@ class DemoFailed(Exception):
     pass
 
 
-class Api:
-    """The public API, with every answer checked."""
-
-    def __init__(self, client: httpx.Client) -> None:
-        self._client = client
-
-    def call(self, method: str, path: str, **body: Any) -> Any:
-        return json.loads(self._take(method, path, **body))
-
-    def download(self, path: str) -> bytes:
-        return self._take("GET", path)
-
-    def _take(self, method: str, path: str, **body: Any) -> bytes:
-        answer = self._client.request(method, path, **body)
-        if answer.is_error:
-            raise DemoFailed(f"{method} {path}: {answer.text}")
-        return answer.content
-
-    def wait(self, path: str, *, good: str, bad: tuple[str, ...]) -> Any:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while time.monotonic() < deadline:
-            found = self.call("GET", path)
-            if found["state"] == good:
-                return found
-            if found["state"] in bad:
-                raise DemoFailed(f"{path} is {found['state']}: {found.get('reasons') or found.get('error')}")
-            time.sleep(0.2)
-        raise DemoFailed(f"{path} did not end within {WAIT_SECONDS:.0f} s")
-
-    def report(self, path: str) -> Any:
-        """Ask for an evaluation or audit and wait for its result."""
-        asked = self.call("POST", path)
-        return self.wait(f"{path}/{asked['id']}", good="completed", bad=("failed",))["result"]
-
-    def events(self, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Server-sent events until the stream ends."""
-        kind = ""
-        with self._client.stream("GET", path, timeout=WAIT_SECONDS) as stream:
-            for line in stream.iter_lines():
-                name, _, value = line.partition(": ")
-                if name == "event":
-                    kind = value
-                elif name == "data":
-                    yield kind, json.loads(value)
-
-
 @contextmanager
-def service(folder: Path) -> Iterator[Api]:
+def service(folder: Path) -> Iterator[Lethe]:
     """Started as a user starts it, stopped as by Ctrl-C."""
     command = [sys.executable, "-m", "client.cli", "up", "--data-dir", str(folder / "data"), "--port", "0"]
     with (folder / "log").open("w") as log:
         running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=_environment())
     try:
         address, key = _until_ready(running)
-        headers = {"Authorization": f"Bearer {key}"}
-        with httpx.Client(base_url=address, headers=headers, timeout=60, trust_env=False) as client:
-            yield Api(client)
-    except DemoFailed:
+        with Lethe(address, key) as lethe:
+            yield lethe
+    except (DemoFailed, LetheError):
         console.print((folder / "log").read_text()[-3000:], markup=False)
         raise
     finally:

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from bench.datasets import mnist
 from bench.measuring import RESULTS, full, machine, median, peak_memory, timed
-from worker.engine import baselines
 from worker.engine.bounds import strongly_convex_distance
 from worker.engine.families import Softmax
+from worker.engine.published import guo2020, tr_paper
 from worker.engine.rows import ArrayRows
 from worker.engine.training import train
 from worker.engine.trust_region import Solution, SolverSettings, minimise
@@ -52,7 +52,7 @@ def run() -> None:
     """Measure, print, and write results/engine.json."""
     repeats = 7 if full() else 3
     host = machine()
-    digits = _digits()
+    digits = load_digits()
     trained = train(digits.objective(), target=TARGET)
     report: dict[str, Any] = {"machine": host, "seed": SEED, "repeats": repeats}
     for erased in (8000, 60):
@@ -64,7 +64,7 @@ def run() -> None:
     (RESULTS / "engine.json").write_text(json.dumps(report, indent=2) + "\n")
 
 
-def _digits() -> Data:
+def load_digits() -> Data:
     raw = mnist()
     pixels = raw.train_images.astype(np.float32) / np.float32(255)
     constant = np.ones((len(pixels), 1), dtype=np.float32)
@@ -159,20 +159,15 @@ def _quality(kept: Data, start: Tensor, unlearned: Solution) -> dict[str, Any]:
         true = float(torch.linalg.vector_norm(w - reference))
         return {"certified": _distance(here.norm, here.rounding), "true": true}
 
-    settings = baselines.CappedSettings()
-    ceiling = baselines.curvature_ceiling(objective, start)
-    first = objective.certified_gradient(start)
-    capped = baselines.capped_steps(objective, start, settings, ceiling=ceiling)
+    capped = tr_paper.unlearn(objective, start)
     ours = figures(unlearned.w)
     return {
         "reference_gradient_norm": exact.gradient_norm,
         "rounding": unlearned.rounding,
         "ours": ours | {"tightness": ours["certified"] / ours["true"]},
-        "newton_step": figures(baselines.newton_step(objective, start)),
-        "capped_steps": figures(capped) | {"steps": float(settings.steps)},
-        "paper_bound_before_run": baselines.corollary_distance(
-            gradient_norm=first.norm, floor=LAMBDA, ceiling=ceiling, settings=settings
-        ),
+        "newton_step": figures(guo2020.newton_step(objective, start)),
+        "capped_steps": figures(capped.w) | {"steps": float(len(capped.steps))},
+        "paper_bound_before_run": capped.constants["corollary_1_all_steps"],
         "no_unlearning": figures(start),
     }
 

@@ -1,0 +1,47 @@
+"""The paper's tables and figures beside ours: every method on the same rows, in the same run.
+
+`python -m bench evidence` runs every part; `python -m bench.evidence mnist lira` those named. Each part
+writes results/evidence_<part>.json when it is done, so that a run cut short leaves what it finished.
+"""
+
+import importlib
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from bench.measuring import RESULTS, full, machine, timed
+
+PARTS = {
+    "mnist": "comparison:mnist",
+    "mlp": "comparison:mlp",
+    "ratio": "ratio:measure",
+    "sweep_mnist": "sweep:sweep_mnist",
+    "lifetime": "lifetime:measure",
+    "lira": "lira:measure",
+    "growth": "growth:measure",
+    "fashion": "comparison:fashion",
+    "cifar": "comparison:cifar",
+    "sweep_cifar": "sweep:sweep_cifar",
+    "allcnn": "comparison:allcnn",
+}
+LONG = ("allcnn",)  # hours in full; a small one by name
+
+
+def run(names: Sequence[str] = ()) -> None:
+    """The parts named, or all that the size asked for has time for."""
+    for name in names or [part for part in PARTS if full() or part not in LONG]:
+        module, function = PARTS[name].split(":")
+        measure = getattr(importlib.import_module(f"bench.evidence.{module}"), function)
+        host = machine()
+        seconds, found = timed(measure)
+        report: dict[str, Any] = {
+            "part": name,
+            "size": os.environ.get("BENCH") or "default",
+            "machine": host,
+            "load_at_end": os.getloadavg()[0],
+            "seconds": seconds,
+        }
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"evidence_{name}.json").write_text(json.dumps(report | found, indent=1) + "\n")
+        print(f"evidence: {name} took {seconds:.0f} s", flush=True)

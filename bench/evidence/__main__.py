@@ -1,0 +1,11 @@
+"""`python -m bench.evidence [part …]`."""
+
+import sys
+
+from bench.evidence import PARTS, run
+
+if __name__ == "__main__":
+    unknown = [name for name in sys.argv[1:] if name not in PARTS]
+    if unknown:
+        sys.exit(f"no such part: {', '.join(unknown)}; there are: {', '.join(PARTS)}")
+    run(sys.argv[1:])

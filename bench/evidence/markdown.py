@@ -1,0 +1,79 @@
+"""Numbers and tables as Markdown; the same figures always give the same text."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+Report = dict[str, Any]
+
+
+def read(folder: Path, name: str) -> Report | None:
+    """A result, or None when it was not measured."""
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def figure(name: str, says: str) -> str:
+    return f"![{says}](figures/{name}.svg)"
+
+
+def missing(command: str) -> str:
+    return f"Not measured: `{command}` has not been run for this page."
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Three figures, in words of the reader: 0.00037, 12.3, 1.2e+07.
+
+    >>> number(1234567.0), number(0.5), number(None)
+    ('1.23e+06', '0.5', '–')
+    """
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:.{digits}g}"
+
+
+def points(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}".replace("-0.00", "0.00")
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Mean and range.
+
+    >>> spread([1.0, 2.0, 3.0])
+    '2.00 (1.00 … 3.00)'
+    """
+    if not values:
+        return "–"
+    shown = [f"{v:.{digits}f}" for v in (sum(values) / len(values), min(values), max(values))]
+    zero = f"{0:.{digits}f}"
+    mean, low, high = (zero if v == f"-{zero}" else v for v in shown)
+    return mean if low == high == mean else f"{mean} ({low} … {high})"
+
+
+def loose(values: Sequence[float]) -> str:
+    """Mean and range of figures of any size."""
+    if not values:
+        return "–"
+    mean = number(sum(values) / len(values))
+    low, high = number(min(values)), number(max(values))
+    return mean if low == high else f"{mean} ({low} … {high})"
+
+
+def bars(report: Report) -> list[tuple[str, str, str, str]]:
+    """What a part was asked to reach: name, measured, asked, met."""
+    return [
+        (
+            name,
+            number(bar["measured"]),
+            str(bar.get("asked", bar.get("bar"))),
+            "yes" if bar["met"] else "**no**",
+        )
+        for name, bar in report.get("bars", {}).items()
+    ]

@@ -1,0 +1,179 @@
+"""What is unlearned from: a trained model, the rows under it, and how such a model is solved and certified.
+
+A linear model and a network differ in three things only, which are the abstract methods here. The model is
+trained once and every method starts from it, as in the paper.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bench import networks
+from bench.datasets import cifar10, mnist
+from bench.engine import CLASSES, LAMBDA, Data
+from bench.evidence import features
+from bench.evidence.clock import Clock, clocked
+from bench.evidence.plan import CONVEX_TARGET, DELTA, Plan
+from bench.networks import Case
+from worker.engine.families import Softmax
+from worker.engine.networks.architectures import Mlp, dimension
+from worker.engine.networks.kantorovich import Verdict
+from worker.engine.networks.nearing import certify_nearer
+from worker.engine.networks.objective import NetworkObjective
+from worker.engine.objective import Objective
+from worker.engine.rows import ArrayRows
+from worker.engine.trust_region import Solution, SolverSettings, minimise
+from worker.evaluation.networks import NetworkHoldout
+from worker.evaluation.utility import Holdout
+
+Rows = NDArray[np.int64]
+LAMBDAS = {"CIFAR-10": 1e-5}  # of linear models, where another than the engine's suits the features
+_ANCHOR_STEPS = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """`distance` is None where nothing could be certified; `floor` is the curvature that was."""
+
+    distance: float | None
+    reason: str
+    floor: float | None
+    clock: Clock
+    passes: float
+
+
+class Problem(ABC):
+    name: str
+    tier: str
+    model: str
+    sees: str  # what the model is given
+    lam: float
+    target: float  # Δ*
+    delta: float  # what is left for the noise
+    labels: NDArray[np.int64]
+    start: Tensor
+    dimension: int
+
+    @abstractmethod
+    def objective(self, rows: Rows | None = None) -> Objective:
+        """Over the training rows named, or all; a fresh one, so that no method inherits another's caches."""
+
+    @abstractmethod
+    def scored(self, rows: Rows | None = None) -> Holdout:
+        """Training rows to look at, or the test rows."""
+
+    @abstractmethod
+    def certify(self, objective: Objective, found: Solution) -> tuple[Tensor, Certified]:
+        """The point to release, perhaps nearer than the one found, and what is certified there."""
+
+    def kept(self, erased: Rows) -> Rows:
+        return np.setdiff1d(np.arange(len(self.labels)), erased)
+
+    def solve(
+        self, objective: Objective, start: Tensor, *, target: float | None = None, seed: int = 0
+    ) -> Solution:
+        return minimise(
+            objective,
+            start,
+            target=target or self.target,
+            settings=SolverSettings(max_steps=400, seed=seed),
+            working_floor=self.lam / 4,
+        )
+
+
+class Linear(Problem):
+    """Softmax regression: the proved tier."""
+
+    tier, model, target, delta = "proved", "softmax regression", CONVEX_TARGET, DELTA
+
+    def __init__(self, name: str, *, rows: int, loaded: tuple[Data, Data] | None = None) -> None:
+        train, self._test = loaded or features.load(name, rows)
+        self._train = Data(train.features[:rows], train.labels[:rows])
+        self.lam = LAMBDAS.get(name, LAMBDA)
+        self.name, self.sees, self.labels = name, features.described(name), self._train.labels
+        whole = self.objective()
+        self.dimension = whole.dimension
+        self.start = self.solve(whole, whole.anchor).w
+
+    def objective(self, rows: Rows | None = None) -> Objective:
+        return self._softmax(self._part(rows))
+
+    def scored(self, rows: Rows | None = None) -> Holdout:
+        return self._softmax(self._test if rows is None else self._part(rows))
+
+    def certify(self, objective: Objective, found: Solution) -> tuple[Tensor, Certified]:
+        """B1 is part of the solution: its last pass is the certificate."""
+        distance = found.distance if found.distance <= self.target else None
+        return found.w, Certified(distance, str(found.outcome), objective.curvature_floor, Clock(), 0.0)
+
+    def _softmax(self, data: Data) -> Softmax:
+        return Softmax(ArrayRows(data.features, data.labels), CLASSES, self.lam, bias=False)
+
+    def _part(self, rows: Rows | None) -> Data:
+        if rows is None:
+            return self._train
+        return Data(self._train.features[rows], self._train.labels[rows])
+
+
+class Network(Problem):
+    """A network held to an anchor that was fitted on public rows: the conditional tier."""
+
+    tier, target, delta = "conditional", networks.TARGET, DELTA - networks.FAILURE
+
+    def __init__(self, name: str, case: Case) -> None:
+        data = networks.split(mnist() if case.name == "MNIST" else cifar10(), case)
+        self.name, self.lam, self._case, self._data = name, case.lam, case, data
+        self.labels, self.dimension = data.labels, dimension(case.spec)
+        self.model, self.sees = _named(case), f"pixels; anchor fitted on {case.public:,} public rows"
+        self._anchor = networks.fitted_anchor(case, data)
+        self.start = self.solve(self.objective(), self._anchor).w
+
+    def objective(self, rows: Rows | None = None) -> NetworkObjective:
+        return NetworkObjective(self._part(rows), self._case.spec, self.lam, self._anchor)
+
+    def scored(self, rows: Rows | None = None) -> Holdout:
+        part = self._data.test if rows is None else self._part(rows)
+        return NetworkHoldout(NetworkObjective(part, self._case.spec, self.lam, self._anchor))
+
+    def certify(self, objective: Objective, found: Solution) -> tuple[Tensor, Certified]:
+        """As the service does it: where there is less curvature than guessed, on to a smaller gradient."""
+        assert isinstance(objective, NetworkObjective)
+        clock, neared = clocked(
+            lambda: certify_nearer(
+                objective,
+                self._case.spec,
+                found.w,
+                target=self.target,
+                failure_probability=networks.FAILURE,
+                settings=networks.SETTINGS,
+            )
+        )
+        proof, passes = neared.found, neared.passes + sum(solve.passes for solve in neared.solves)
+        certified = proof.verdict is Verdict.CERTIFIED
+        distance, floor = (proof.distance, proof.floor) if certified else (None, None)
+        return neared.w, Certified(distance, str(proof.verdict), floor, clock, passes)
+
+    def _part(self, rows: Rows | None) -> ArrayRows:
+        everything = np.arange(len(self.labels)) if rows is None else rows
+        return ArrayRows(*self._data.private.sample(torch.from_numpy(everything)))
+
+
+def _named(case: Case) -> str:
+    spec = case.spec
+    if isinstance(spec, Mlp):
+        return f"MLP {'-'.join(map(str, spec.widths))}, {spec.activation.upper()}"
+    return f"AllCNN of 3×3 layers (channels, stride) {spec.channels}, {spec.activation.upper()}"
+
+
+def mnist_network(plan: Plan) -> Network:
+    return Network("MNIST MLP", replace(networks.MNIST, private=plan.mlp_rows, anchor_steps=_ANCHOR_STEPS))
+
+
+def cifar_network(plan: Plan) -> Network:
+    return Network(
+        "CIFAR-10 AllCNN", replace(networks.CIFAR, private=plan.cnn_rows, public=min(5000, plan.cnn_rows))
+    )
