@@ -30,7 +30,7 @@ format: $(READY) ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix .
 
 test: $(READY) ## every test; optional tools that are missing are named
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 demo: $(READY) ## one erasure end to end on embedded defaults
 	$(BIN)/python -m bench.demo
@@ -38,7 +38,7 @@ demo: $(READY) ## one erasure end to end on embedded defaults
 up: $(READY) ## serve on embedded defaults until Ctrl-C
 	$(BIN)/lethe up
 
-bench: $(READY) ## measurements; BENCH=full for the long ones
+bench: $(READY) ## measurements, figures and docs/results.md; BENCH=full for the long ones
 	$(BIN)/python -m bench
 
 clean: ## remove the environment and caches
