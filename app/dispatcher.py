@@ -23,7 +23,8 @@ from app import logs, orphans, traced
 from app.bootstrap import Services
 from app.clock import new_id, now
 from app.db import receipts, transitions
-from app.db.manifest import Manifest, Policy
+from app.db.manifest import Manifest
+from app.db.policy import Policy
 from app.db.states import OPEN_BATCH, JobState, ModelState, TaskState
 from app.db.tables import Batch, IdempotencyKey, Job, Lease, Model, OutboxMessage, Task, WorkerSeen
 from app.db.upsert import insert_if_absent

@@ -6,7 +6,7 @@ from uuid import UUID
 from sqlalchemy import Select, update
 from sqlalchemy.orm import Session
 
-from app.db.manifest import Policy
+from app.db.policy import Policy
 from app.db.tables import Batch, Task, TaskSubject
 
 

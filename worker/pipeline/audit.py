@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from app.bootstrap import Services
-from app.db.manifest import Policy
+from app.db.policy import Policy
 from app.db.states import PartRole
 from app.db.tables import Batch
 from certificate import envelope, statement

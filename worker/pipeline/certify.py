@@ -8,7 +8,8 @@ import torch
 from sqlalchemy import select
 from torch import Tensor
 
-from app.db.manifest import Manifest, Method
+from app.db.manifest import Manifest
+from app.db.policy import Method
 from app.db.states import HeldReason
 from app.db.tables import Certificate
 from certificate import envelope, statement

@@ -6,7 +6,8 @@ data is looked at.
 
 from dataclasses import dataclass, field
 
-from app.db.manifest import Manifest, Method
+from app.db.manifest import Manifest
+from app.db.policy import Method
 from certificate.evidence import Curvature, Setting
 from certificate.predicate import Assurance, Rule
 

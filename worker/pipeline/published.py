@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from app.db.manifest import Manifest, Method
+from app.db.manifest import Manifest
+from app.db.policy import Method
 from worker.engine.published import guo2020, tr_paper, zhang2024
 from worker.engine.published.guo2020 import GuoSettings
 from worker.engine.published.outcome import PublishedResult

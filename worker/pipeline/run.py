@@ -9,7 +9,7 @@ from app import logs
 from app.bootstrap import Services
 from app.clock import now
 from app.db import paths, transitions
-from app.db.manifest import Method
+from app.db.policy import Method
 from app.db.states import BatchState, HeldReason, JobKind
 from certificate.keys import Signer
 from worker.pipeline.append import resolve_append

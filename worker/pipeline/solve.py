@@ -7,7 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from app.db.manifest import Manifest, Method
+from app.db.manifest import Manifest
+from app.db.policy import Method
 from app.db.states import FileKind
 from app.db.transitions import TokenLost
 from worker.distributed import current

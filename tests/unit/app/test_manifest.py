@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from app import imports, uploads
 from app.db import manifest as manifests
-from app.db.manifest import Manifest, Policy
+from app.db.manifest import Manifest
+from app.db.policy import Policy
 from app.errors import InvalidRequest
 from app.imports import ImportRefused
 from app.models.schemas import ModelRequest

@@ -125,15 +125,16 @@ class NetworkObjective:
 
     # -- passes -------------------------------------------------------------------------------------
 
-    def chunks(self, dtype: torch.dtype = torch.float64) -> Iterator[tuple[Tensor, Tensor]]:
-        """All rows on the device; checked the first time they come by."""
+    def chunks(self, dtype: torch.dtype = torch.float64, *, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """All rows on the device, but for the first `skip` chunks; checked the first time they come by."""
         for index, (source, targets) in enumerate(self.rows.chunks(self.chunk_rows)):
             if index == self._checked:
                 validation.check_type(source)
                 validation.check_features(source, index * self.chunk_rows)
                 self.loss.check(targets, index * self.chunk_rows)
                 self._checked += 1
-            yield source.to(self.device, dtype), targets.to(self.device)
+            if index >= skip:
+                yield source.to(self.device, dtype), targets.to(self.device)
 
     def evaluate(self, w: Tensor, *, single: bool = False) -> Evaluation:
         """Value, gradient and the bound on its rounding in one pass: float64, or float32 without a bound."""

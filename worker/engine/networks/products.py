@@ -4,11 +4,11 @@
     GGN·v = Jᵀ·(∂²ℓ/∂z²)·J·v            J = ∂z/∂w; positive semi-definite, the loss being convex in z
     S·v   = d/dt Jᵀ(w + t·v)·q           q = ∂ℓ/∂z held fixed at w: what is left, H = GGN + S + λI
 
-S costs no more than H: holding q fixed drops the Gauss–Newton part before it is ever formed. An MLP has its
-products written out (`dense`); every other network gets them from torch.func.
+S costs no more than H: holding q fixed drops the Gauss–Newton part before it is ever formed. An MLP and an
+AllCNN have their products written out (`dense`, `convolutional`); others get them from torch.func.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import grad, jvp, vjp
 
 from worker.engine.networks.architectures import Mlp
+from worker.engine.networks.convolutional import ConvolutionalCurvature
 from worker.engine.networks.dense import DenseCurvature
 from worker.engine.objective import ApproximateInverse
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Product: TypeAlias = Callable[[Tensor], Tensor]  # (d,) -> (d,)
 Chunk: TypeAlias = tuple[Tensor, Tensor, Tensor]  # rows, targets, and how much each row counts
 Linearise: TypeAlias = Callable[[Tensor, Chunk], Product]
+_KEPT_CHUNKS = 16  # whose linearisation a streamed operator may hold
 _Along: TypeAlias = Callable[..., Tensor]  # w, v, x, y, weights -> (d,)
 
 
@@ -33,28 +35,31 @@ class ChunkProducts:
 
     def __init__(self, objective: "NetworkObjective", *, compiled: bool) -> None:
         self._objective, self._logits, self._loss = objective, objective.logits, objective.loss
-        self._by_hand = isinstance(objective.spec, Mlp) and not compiled
+        self._by_hand = objective.spec is not None and not compiled
         wrap: Callable[[_Along], _Along] = torch.compile if compiled else _as_is
         self._slope, self._ggn, self._rest = map(wrap, (self._along_slope, self._along_ggn, self._along_rest))
 
     def hessian(self, w: Tensor, chunk: Chunk) -> Product:
         if self._by_hand:
-            curvature = self._dense(w, chunk)
+            curvature = self._written_out(w, chunk)
             return lambda v: curvature.product(self._objective.unflatten(v))
         return lambda v: self._slope(w, v, *chunk)
 
     def remainder(self, w: Tensor, chunk: Chunk) -> Product:
         if self._by_hand:
-            curvature = self._dense(w, chunk)
+            curvature = self._written_out(w, chunk)
             return lambda v: curvature.product(self._objective.unflatten(v), remainder=True)
         return lambda v: self._rest(w, v, *chunk)
 
     def gauss_newton(self, w: Tensor, chunk: Chunk) -> Product:
         return lambda v: self._ggn(w, v, *chunk)
 
-    def _dense(self, w: Tensor, chunk: Chunk) -> DenseCurvature:
-        assert isinstance(self._objective.spec, Mlp)
-        return DenseCurvature(self._objective.spec, self._loss, self._objective.unflatten(w), *chunk)
+    def _written_out(self, w: Tensor, chunk: Chunk) -> DenseCurvature | ConvolutionalCurvature:
+        spec, parts = self._objective.spec, self._objective.unflatten(w)
+        assert spec is not None
+        if isinstance(spec, Mlp):
+            return DenseCurvature(spec, self._loss, parts, *chunk)
+        return ConvolutionalCurvature(spec, self._loss, parts, *chunk)
 
     def _along_slope(self, w: Tensor, v: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         slope = grad(lambda at: self._loss.each(self._logits(at, x), y) @ weights)
@@ -93,18 +98,38 @@ class SampledOperator:
 
 
 class StreamedOperator:
-    """All rows in float64, read and linearised anew for each product, plus `shift`·v."""
+    """All rows in float64, plus `shift`·v.
+
+    The first chunks are linearised once, which halves the price of a product where they are all there are;
+    the others are read and linearised anew each time, so that memory stays bounded.
+    """
 
     fraction = 1.0
 
     def __init__(self, objective: "NetworkObjective", w: Tensor, linearise: Linearise, shift: float) -> None:
         self._objective, self._w, self._linearise, self._shift = objective, w, linearise, shift
+        self._kept: list[Product] = []
+        self._chunk_rows = objective.chunk_rows
 
     def product(self, v: Tensor) -> Tensor:  # (d,) -> (d,)
         image = torch.zeros_like(v)
-        for x, y in self._objective.chunks():
-            image += self._linearise(self._w, (x, y, x.new_ones(len(x))))(v)
+        for product in self._products():
+            image += product(v)
         return self._objective.reduce(image) / self._objective.total + self._shift * v
+
+    def _products(self) -> Iterator[Product]:
+        objective, room = self._objective, _KEPT_CHUNKS
+        if objective.chunk_rows != self._chunk_rows:  # memory has run short: keep nothing, of either size
+            self._kept, room = [], 0
+        done = len(self._kept)
+        yield from self._kept
+        if done * objective.chunk_rows >= objective.rows.count:
+            return
+        for index, (x, y) in enumerate(objective.chunks(skip=done), done):
+            product = self._linearise(self._w, (x, y, x.new_ones(len(x))))
+            if index < room:
+                self._kept.append(product)
+            yield product
 
     def approximate_inverse(self, rank: int) -> None:
         """None, as for a sample."""

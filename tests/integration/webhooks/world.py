@@ -8,10 +8,13 @@ from typing import Any
 from uuid import UUID
 
 from fastapi.testclient import TestClient
+from sqlalchemy import func, select
 
 from app.bootstrap import Services
 from app.clock import now
-from app.db.tables import Task
+from app.db import transitions
+from app.db.tables import Model, Task
+from app.db.webhooks import WebhookEndpoint
 from app.webhooks import targets
 from app.webhooks.delivery import Courier
 from app.webhooks.sending import Answer, Sender
@@ -143,3 +146,22 @@ def ask_both(world: World) -> UUID:
         other = {"model_id": world.models[1], "subjects": 1, "due_at": moment + timedelta(days=31)}
         session.add(Task(erasure_id=erasure_id, created_at=moment, **other))
     return erasure_id
+
+
+def count(services: Services, table: type) -> int:
+    with services.database.reading() as session:
+        return session.scalar(select(func.count()).select_from(table)) or 0
+
+
+def exhaust(post: Post) -> None:
+    """Until nothing is tried any more."""
+    while post.deliver():
+        post.clock.passes(hours=11)
+
+
+def ready(services: Services, hook: Hook) -> None:
+    """Something happens in the tenant of this webhook."""
+    with services.database.writing() as session:
+        tenant_id = session.get_one(WebhookEndpoint, UUID(hook.shown["id"])).tenant_id
+        model = session.scalars(select(Model).where(Model.tenant_id == tenant_id).limit(1)).one()
+        transitions.accept_model(session, model, {})
