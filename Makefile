@@ -30,7 +30,7 @@ format: $(READY) ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix .
 
 test: $(READY) ## every test; optional tools that are missing are named
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 demo: $(READY) ## one erasure end to end on embedded defaults
 	$(BIN)/python -m bench.demo

@@ -18,9 +18,18 @@ from app.settings import Settings
 
 DATABASES = ("sqlite", "postgresql")
 
+# Test processes share the cores: threads of torch that wait for one another's turn spin, fifty times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # How long an example takes says something about the machine, not about the code.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: begun last, one of them would keep a single process busy at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session")

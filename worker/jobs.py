@@ -69,6 +69,9 @@ def audit(job_id: str, token: str) -> None:
 
 
 def _run_attempt(job_id: str, token: str) -> None:
+    if not _is_wanted(UUID(job_id), UUID(token)):
+        log.info("message of an attempt that has begun or is over", job=job_id)
+        return
     # -P: a folder named `app` where the worker was started must not take the place of ours.
     child = process.spawn([sys.executable, "-P", "-m", "worker.attempt", job_id, token])
     try:
@@ -81,6 +84,17 @@ def _run_attempt(job_id: str, token: str) -> None:
         raise
     if child.returncode != 0:
         _ended_badly(job_id, token, process.describe_end(child.returncode))
+
+
+def _is_wanted(job_id: UUID, token: UUID) -> bool:
+    """Spares a process for a message that came twice. Its claim decides; without a database it may try."""
+    services = _services[0]
+    try:
+        with services.database.reading() as session:
+            return transitions.is_claimable(session, job_id, token)
+    except SQLAlchemyError as problem:
+        log.warning("database away", problem=type(problem).__name__)
+        return True
 
 
 def _ended_badly(job_id: str, token: str, end: str) -> None:

@@ -16,6 +16,8 @@ from tests.browser.conftest import sign_in
 from tests.browser.site import Site
 from worker.pipeline import context as attempt
 
+pytestmark = pytest.mark.slow
+
 HARD = {"lam": 1e-3, "target_distance": 1e-8}  # several steps
 
 

@@ -16,6 +16,8 @@ from app.settings import Settings
 from tests.docs import running
 from tests.docs.pages import PAGES, Block, Page, read
 
+pytestmark = pytest.mark.slow
+
 QUICKSTART = "docs/quickstart.md"
 LANGUAGES = {"sh", "python", "json", "http", "toml", "text"}
 # What cannot run here: a whole test run, a cluster, Docker. The number may fall; think twice before it grows.

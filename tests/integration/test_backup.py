@@ -24,6 +24,8 @@ from certificate.cli import run_verify
 from certificate.note import parse_checkpoint, parse_note
 from tests.integration.harness import System, create_model, environment
 
+pytestmark = pytest.mark.slow
+
 Headers = dict[str, str]
 
 

@@ -3,6 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def test_the_demonstration_ends_well() -> None:
     done = subprocess.run([sys.executable, "-m", "bench.demo"], capture_output=True, text=True, timeout=400)

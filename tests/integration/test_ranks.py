@@ -31,6 +31,8 @@ from worker.engine.validation import EngineInputError
 from worker.pipeline.fitting import fit
 from worker.problems import OutOfMemory
 
+pytestmark = pytest.mark.slow
+
 SPEC = Mlp((6, 5, 3), "tanh")
 SETTINGS = SolverSettings()
 

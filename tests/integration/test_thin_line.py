@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 
 from app.bootstrap import Services
 from certificate.cli import run_verify
 from tests.integration.harness import System, create_model
+
+pytestmark = pytest.mark.slow
 
 Headers = dict[str, str]
 

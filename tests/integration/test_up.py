@@ -21,6 +21,8 @@ from app.settings import Settings, load_settings
 from app.supervisor import Child, environment
 from tests import eventually
 
+pytestmark = pytest.mark.slow
+
 LETHE = str(Path(sysconfig.get_path("scripts"), "lethe"))
 PARTS = ("gateway", "dispatcher", "worker")
 START_SECONDS = 180.0  # a loaded machine of two cores imports slowly

@@ -8,8 +8,10 @@ from redis import Redis
 from rq import Callback
 from rq.registry import StartedJobRegistry
 
+from app import process
 from app.bootstrap import Services
 from app.clock import new_id
+from tests.integration.job_world import World
 from worker import jobs
 from worker.main import Worker
 
@@ -58,6 +60,33 @@ def test_our_own_message_is_run(services: Services) -> None:
     services.queue.enqueue_call("worker.jobs.unlearn", args=IDS)
     Worker.of(services).work(burst=True, logging_level="ERROR")
     assert ran == [IDS]
+
+
+def test_a_message_that_comes_again_starts_no_second_process(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    started: list[object] = []
+    monkeypatch.setattr(process, "spawn", lambda command: started.append(command) or _Ended())
+    jobs.use(services)
+    world = World(services)
+    world.ask(0, subjects=1)
+    world.flush(0)
+    world.dispatchers[0].round()
+    (message,) = world.wire.messages
+    ids = (str(message.job_id), str(message.token))
+    jobs.unlearn(*ids)
+    assert len(started) == 1
+    assert world.claim(message)
+    jobs.unlearn(*ids)
+    assert len(started) == 1
+
+
+class _Ended:
+    returncode = 0
+
+    def wait(self, _: float) -> int:
+        return 0
 
 
 def test_the_callback_of_an_abandoned_message_is_not_called(services: Services) -> None:

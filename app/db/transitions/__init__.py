@@ -14,6 +14,7 @@ from app.db.transitions.attempts import (
     claim,
     dispatch,
     has_drawn,
+    is_claimable,
     was_cancelled,
 )
 from app.db.transitions.batches import (
@@ -73,6 +74,7 @@ __all__ = [
     "finish_job",
     "hand_back",
     "has_drawn",
+    "is_claimable",
     "has_open_batch",
     "heartbeat",
     "hold_batch",

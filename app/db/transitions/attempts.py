@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import ColumnElement, and_, delete, select, update
 from sqlalchemy.orm import Session
 
 from app.clock import new_id
@@ -26,11 +26,16 @@ def dispatch(session: Session, job: Job, now: datetime) -> None:
     announce(session, job)
 
 
+def is_claimable(session: Session, job_id: UUID, token: UUID) -> bool:
+    """Whether a claim would be granted now."""
+    return session.scalar(select(Job.id).where(_claimable(job_id, token))) is not None
+
+
 def claim(session: Session, job_id: UUID, token: UUID, now: datetime) -> bool:
     """queued → running, for exactly one of any number of deliveries of one message."""
     won = session.execute(
         update(Job)
-        .where(Job.id == job_id, Job.token == token, Job.state == JobState.QUEUED)
+        .where(_claimable(job_id, token))
         .values(state=JobState.RUNNING, heartbeat_at=now)
         .returning(Job.id)
     ).scalar()
@@ -38,6 +43,10 @@ def claim(session: Session, job_id: UUID, token: UUID, now: datetime) -> bool:
         return False
     _follow(session, session.get_one(Job, job_id), BatchState.RUNNING, now)
     return True
+
+
+def _claimable(job_id: UUID, token: UUID) -> ColumnElement[bool]:
+    return and_(Job.id == job_id, Job.token == token, Job.state == JobState.QUEUED)
 
 
 def attempt_failed(
