@@ -1,5 +1,6 @@
 """Rule B2 on a batch: from where the solve ended to a point that is certified, and into the evidence."""
 
+import math
 from dataclasses import replace
 
 from app.db.manifest import NETWORK_FAMILIES, Manifest
@@ -8,6 +9,7 @@ from certificate import evidence
 from worker.engine.networks.kantorovich import Kantorovich, Verdict
 from worker.engine.networks.nearing import Neared, certify_nearer
 from worker.engine.networks.objective import Network, NetworkObjective
+from worker.engine.objective import CertifiedGradient
 from worker.engine.trust_region import Outcome
 from worker.loading.families import spec_of
 from worker.pipeline.context import Context
@@ -30,6 +32,7 @@ def measured(context: Context, solved: Solved) -> tuple[Solved, Kantorovich]:
         target=manifest.policy.target_distance,
         failure_probability=manifest.failure_probability,
         settings=solver_settings(manifest),
+        gradient=_gradient(solved),
         budget_products=manifest.policy.curvature_products,
         heuristic=manifest.assurance == "heuristic",
         cancelled=context.is_over,
@@ -38,6 +41,13 @@ def measured(context: Context, solved: Solved) -> tuple[Solved, Kantorovich]:
     if stopped or neared.found.verdict is Verdict.CANCELLED:
         raise TokenLost
     return _moved(solved, neared), neared.found
+
+
+def _gradient(solved: Solved) -> CertifiedGradient | None:
+    """Of the pass in which the solve ended, if its rounding is bounded."""
+    if not math.isfinite(solved.rounding):
+        return None
+    return CertifiedGradient(norm=solved.gradient_norm, rounding=solved.rounding)
 
 
 def _moved(solved: Solved, neared: Neared) -> Solved:

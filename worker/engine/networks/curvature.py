@@ -147,7 +147,8 @@ def curvature_floor(
 ) -> CurvatureResult:
     """A floor of at least `needed`, or the best within the budget; `rounding` is a product's, for a unit v.
 
-    Every look spends its own p_j of `failure_probability`, halving what is left.
+    Every look spends its own p_j of `failure_probability`, halving what is left. `probed` is a probe of a
+    point nearby; its passes are its maker's to count.
     """
     seen = probed or probe(objective, network, w, gaussian=gaussian)
     search = _Search(objective, w, Allowance(failure_probability), needed, rounding, gaussian, cancelled)
@@ -167,7 +168,7 @@ def curvature_floor(
         needed=needed,
         runs=tuple(search.runs),
         probe=seen,
-        passes=seen.passes + search.products,
+        passes=(0.0 if probed else seen.passes) + search.products,
         cancelled=search.cancelled,
     )
 

@@ -7,7 +7,7 @@ exactly one stationary point in that ball, a strict minimiser, within Î” = 2G/(Î
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
@@ -16,12 +16,12 @@ from torch import Tensor
 from worker.engine import noise
 from worker.engine.bounds import kantorovich, kantorovich_distance, needed_floor
 from worker.engine.networks.architectures import AllCnn, Mlp
-from worker.engine.networks.curvature import CurvatureResult, curvature_floor, sampled
+from worker.engine.networks.curvature import CurvatureResult, Probe, curvature_floor, sampled
 from worker.engine.networks.lanczos import Gaussian
 from worker.engine.networks.lipschitz import LipschitzBound, hessian_lipschitz, product_rounding
 from worker.engine.networks.objective import Network, NetworkObjective
 from worker.engine.networks.sampled_lipschitz import sampled_lipschitz
-from worker.engine.objective import Evaluation
+from worker.engine.objective import CertifiedGradient
 
 Source: TypeAlias = Literal["analytic", "sampled"]
 _GUESS_ROWS = 512
@@ -89,29 +89,34 @@ def certify(
     target: float,
     failure_probability: float,
     budget_products: int = 2000,
-    evaluation: Evaluation | None = None,
+    gradient: CertifiedGradient | None = None,
+    probed: Probe | None = None,
     heuristic: bool = False,
     gaussian: Gaussian = noise.draw,
     cancelled: Callable[[], bool] | None = None,
 ) -> Kantorovich:
-    """B2 at `w` (d,), with `evaluation` the pass there if it is already made.
+    """B2 at `w` (d,), with `gradient` of the pass there and a `probed` curvature nearby, if they are known.
 
     Spends less than `failure_probability` in all; a second call is a second event, and needs its own share.
     `heuristic` allows an estimate with a sampled M, and a measured rounding, where there is no analytic one.
     """
     attempt = _Attempt(objective, network, w, target, heuristic, gaussian)
-    if evaluation is None:
-        attempt.passes += 1
-        evaluation = objective.evaluate(w)
-    attempt.see(evaluation)
+    attempt.see(gradient)
     refusal = attempt.refusal()
     if refusal is not None:
         return attempt.result(refusal)
     attempt.bound_derivatives()
     if not math.isfinite(attempt.lipschitz):
         return attempt.result(Verdict.NON_FINITE)
-    attempt.find_floor(failure_probability, budget_products, cancelled)
+    attempt.find_floor(failure_probability, budget_products, probed, cancelled)
     return attempt.result(attempt.verdict())
+
+
+def guessed_lipschitz(objective: NetworkObjective, network: Mlp | AllCnn, w: Tensor) -> LipschitzBound:
+    """About M at w, from a sample of the rows: it fixes the ball and steers, and certifies nothing."""
+    sample = sampled(objective, network, _GUESS_ROWS)
+    bound = hessian_lipschitz(sample, network, w, 0.0)
+    return replace(bound, passes=bound.passes * sample.total / objective.total)
 
 
 class _Attempt:
@@ -145,8 +150,12 @@ class _Attempt:
     def floor(self) -> float:
         return -math.inf if self.curvature is None else self.curvature.floor
 
-    def see(self, evaluation: Evaluation) -> None:
-        self.norm, self.rounding = evaluation.norm, evaluation.rounding
+    def see(self, known: CertifiedGradient | None) -> None:
+        if known is None:
+            self.passes += 1
+            seen = self.objective.evaluate(self.w)
+            known = CertifiedGradient(norm=seen.norm, rounding=seen.rounding)
+        self.norm, self.rounding = known.norm, known.rounding
         if not self.analytic and self.heuristic and not math.isfinite(self.rounding):
             self.passes += 2
             self.rounding = self.objective.measured_rounding(self.w)
@@ -169,13 +178,11 @@ class _Attempt:
         self.needed = max(_SPARE * least, 2 * self.gradient / self.radius * (1 + 2**-50))
 
     def _guess(self) -> float:
-        """About M, from a sample of the rows: it only fixes the ball."""
         if not isinstance(self.network, Mlp | AllCnn):
             return 0.0
-        sample = sampled(self.objective, self.network, _GUESS_ROWS)
-        bound = hessian_lipschitz(sample, self.network, self.w, 0.0)
-        self.passes += bound.passes * sample.total / self.objective.total
-        return bound.value
+        guess = guessed_lipschitz(self.objective, self.network, self.w)
+        self.passes += guess.passes
+        return guess.value
 
     def _derivatives(self) -> LipschitzBound:
         if not isinstance(self.network, Mlp | AllCnn):
@@ -185,7 +192,11 @@ class _Attempt:
         return bound
 
     def find_floor(
-        self, failure_probability: float, budget: int, cancelled: Callable[[], bool] | None
+        self,
+        failure_probability: float,
+        budget: int,
+        probed: Probe | None,
+        cancelled: Callable[[], bool] | None,
     ) -> None:
         self.curvature = curvature_floor(
             self.objective,
@@ -195,6 +206,7 @@ class _Attempt:
             needed=self.needed,
             budget_products=budget,
             rounding=self.product_rounding,
+            probed=probed,
             gaussian=self.gaussian,
             cancelled=cancelled,
         )
