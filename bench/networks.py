@@ -1,11 +1,14 @@
 """Networks: unlearned and certified under a condition, beside retraining from the anchor.
 
-MNIST with 784-32-32-10 GELU, and a small AllCNN on CIFAR-10. The anchor is fitted on public rows that are
-never erased; a biased set is erased from a version that was published with noise. Cost is counted in full
-passes (rows touched / rows; a product counts as one), the same for both.
+MNIST with 784-32-32-10 GELU, and a small AllCNN on CIFAR-10 at 16x16 pixels. The anchor is fitted on public
+rows that are never erased; a biased set is erased from a version that was published with noise. Cost is
+counted in full passes (rows touched / rows; a product counts as one), the same for both.
+
+BENCH_CASE=CIFAR-10 measures that one alone; the other's figures stay if they are of the same commit.
 """
 
 import json
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,13 +20,14 @@ from rich.table import Table
 from torch import Tensor
 
 from bench.datasets import Images, cifar10, mnist
-from bench.measuring import RESULTS, machine
+from bench.measuring import RESULTS, machine, timed
+from bench.network_data import scaled, stochastic_anchor
 from certificate.privacy import sigma_for
 from worker.engine import noise
 from worker.engine.networks.architectures import AllCnn, Mlp, dimension, initial_point
-from worker.engine.networks.kantorovich import Kantorovich
-from worker.engine.networks.nearing import certify_nearer
+from worker.engine.networks.nearing import Neared, certify_nearer
 from worker.engine.networks.objective import NetworkObjective
+from worker.engine.objective import CertifiedGradient
 from worker.engine.rows import ArrayRows
 from worker.engine.trust_region import Solution, SolverSettings, minimise
 from worker.evaluation.networks import NetworkHoldout
@@ -46,18 +50,23 @@ class Case:
     erased: int
     anchor_lam: float = 1e-2
     anchor_steps: int = 400
+    anchor_epochs: int = 0  # of stochastic steps instead
+    side: int | None = None  # of images averaged down
+    centre: float = 0.0  # a constant taken from every pixel
     seed: int = 0
 
 
 MNIST = Case("MNIST", Mlp((784, 32, 32, 10)), lam=0.25, public=5000, private=55_000, erased=7300)
 CIFAR = Case(
     "CIFAR-10",
-    AllCnn((3, 32, 32), 10, ((8, 2), (8, 2))),
-    lam=0.5,
-    public=2000,
-    private=3000,
-    erased=420,
-    anchor_steps=12,
+    AllCnn((3, 16, 16), 10, ((16, 2), (16, 2))),
+    lam=0.1,
+    public=4000,
+    private=8000,
+    erased=1120,
+    anchor_epochs=10,
+    side=16,
+    centre=0.5,
 )
 
 
@@ -71,10 +80,28 @@ class Split:
 
 def run() -> None:
     report: dict[str, Any] = {"machine": machine(), "epsilon": EPSILON, "delta": DELTA, "target": TARGET}
-    for case, images in ((MNIST, mnist()), (CIFAR, cifar10())):
-        report[case.name] = measure(case, split(images, case))
-        write(report)
+    asked = os.environ.get("BENCH_CASE")
+    if asked:
+        report |= _kept(report["machine"]["commit"])
+    for case, images in ((MNIST, mnist), (CIFAR, cifar10)):
+        if not asked or asked == case.name:
+            report[case.name] = _timed(case, images())
+            write(report)
     show(report)
+
+
+def _timed(case: Case, images: Images) -> dict[str, Any]:
+    seconds, found = timed(lambda: measure(case, split(images, case)))
+    return found | {"seconds": seconds}
+
+
+def _kept(commit: str | None) -> dict[str, Any]:
+    """Figures of an earlier run, if it was of this very commit."""
+    path = RESULTS / "networks.json"
+    earlier = json.loads(path.read_text()) if path.exists() else {}
+    if commit is None or earlier.get("machine", {}).get("commit") != commit:
+        return {}
+    return {name: earlier[name] for name in (MNIST.name, CIFAR.name) if name in earlier}
 
 
 def write(report: dict[str, Any]) -> None:
@@ -85,20 +112,18 @@ def write(report: dict[str, Any]) -> None:
 
 
 def split(images: Images, case: Case) -> Split:
-    """Public rows first, then private ones, of one fixed shuffle; pixels divided by 255 and by a constant."""
-    order = np.random.default_rng(case.seed).permutation(len(images.train_labels))
-    pixels, labels = images.train_images[order], images.train_labels[order].astype(np.int64)
-    last = case.public + case.private
+    """Public rows first, then private ones, of one fixed shuffle."""
+    shuffled = np.random.default_rng(case.seed).permutation(len(images.train_labels))
+    order = shuffled[: case.public + case.private]
+    pixels = scaled(images.train_images[order], images.shape, case.side, case.centre)
+    labels = images.train_labels[order].astype(np.int64)
+    test = scaled(images.test_images, images.shape, case.side, case.centre)
     return Split(
-        public=ArrayRows(_scaled(pixels[: case.public]), labels[: case.public]),
-        private=ArrayRows(_scaled(pixels[case.public : last]), labels[case.public : last]),
-        labels=labels[case.public : last],
-        test=ArrayRows(_scaled(images.test_images), images.test_labels.astype(np.int64)),
+        public=ArrayRows(pixels[: case.public], labels[: case.public]),
+        private=ArrayRows(pixels[case.public :], labels[case.public :]),
+        labels=labels[case.public :],
+        test=ArrayRows(test, images.test_labels.astype(np.int64)),
     )
-
-
-def _scaled(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    return pixels.astype(np.float32) / np.float32(255)
 
 
 def measure(case: Case, data: Split) -> dict[str, Any]:
@@ -106,47 +131,84 @@ def measure(case: Case, data: Split) -> dict[str, Any]:
     trained = _fit(_objective(case, data.private, anchor), anchor)
     sigma = sigma_for(epsilon=EPSILON, delta=DELTA - FAILURE, distance=TARGET)
     published = trained.w + sigma * noise.draw(len(trained.w))
-    deletion = biased_deletion(data.labels, case.erased, seed=case.seed)
-    kept = _without(data.private, data.labels, deletion.rows)
-    retained = _objective(case, kept, anchor)
-    unlearned = _fit(retained, published)
+    sizes = [_erasure(case, data, anchor, published, case.erased // part) for part in (100, 10)]
+    found = _erasure(case, data, anchor, published, case.erased)
     certified = certify_nearer(
-        retained,
+        found.retained,
         case.spec,
-        unlearned.w,
+        found.unlearned.w,
         target=TARGET,
         failure_probability=FAILURE,
         settings=SETTINGS,
+        gradient=CertifiedGradient(found.unlearned.gradient_norm, found.unlearned.rounding),
     )
-    further = sum(solve.passes for solve in certified.solves)
-    retrained = _fit(retained, anchor)
     truth = minimise(
-        retained, retrained.w, target=TARGET * 1e-4, working_floor=case.lam / 4, settings=SETTINGS
+        found.retained, found.retrained.w, target=TARGET * 1e-4, working_floor=case.lam / 4, settings=SETTINGS
     )
     holdout = NetworkHoldout(_objective(case, data.test, anchor))
+    return _described(case, sigma) | {
+        "train": _cost(trained),
+        "by_erasure": [it.summary() for it in (*sizes, found)],
+        "kl_retained_original": found.kl,
+        "unlearn": _cost(found.unlearned),
+        "retrain": _cost(found.retrained),
+        "passes_ratio": found.ratio,
+        "certificate": _certificate(certified),
+        "passes_ratio_with_certificate": (found.unlearned.passes + _bill(certified)) / found.retrained.passes,
+        "true_distance": float(torch.linalg.vector_norm(certified.w - truth.w)),
+        "true_distance_before_tightening": float(torch.linalg.vector_norm(found.unlearned.w - truth.w)),
+        "retrained_distance": float(torch.linalg.vector_norm(found.retrained.w - truth.w)),
+        "reference": _cost(truth),
+        "f1": _scores(holdout, anchor, published, certified.w, truth.w, sigma),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """The same rows left, from the published version and from the anchor, to the same gradient."""
+
+    rows: int
+    kl: float
+    retained: NetworkObjective
+    unlearned: Solution
+    retrained: Solution
+
+    @property
+    def ratio(self) -> float:
+        return self.unlearned.passes / self.retrained.passes
+
+    def summary(self) -> dict[str, Any]:
+        passes = {"unlearn_passes": self.unlearned.passes, "retrain_passes": self.retrained.passes}
+        return {"erased": self.rows, **passes, "ratio": self.ratio}
+
+
+def _erasure(case: Case, data: Split, anchor: Tensor, published: Tensor, rows: int) -> Erased:
+    deletion = biased_deletion(data.labels, rows, seed=case.seed)
+    retained = _objective(case, _without(data.private, data.labels, deletion.rows), anchor)
+    kl = deletion.shift.kl_retained_original
+    return Erased(rows, kl, retained, _fit(retained, published), _fit(retained, anchor))
+
+
+def _described(case: Case, sigma: float) -> dict[str, Any]:
     return {
         "network": str(case.spec),
         "dimension": dimension(case.spec),
         "lambda": case.lam,
         "rows": {"public": case.public, "private": case.private, "erased": case.erased},
-        "kl_retained_original": deletion.shift.kl_retained_original,
+        "pixels": {"side": case.side, "centre": case.centre},
         "sigma": sigma,
-        "unlearn": _cost(unlearned),
-        "certificate": _certificate(certified.found)
-        | {"solve_passes": further, "passes": certified.passes, "rounds": 1 + len(certified.solves)},
-        "retrain": _cost(retrained),
-        "passes_ratio": unlearned.passes / retrained.passes,
-        "passes_ratio_with_certificate": (unlearned.passes + further + certified.passes) / retrained.passes,
-        "true_distance": float(torch.linalg.vector_norm(certified.w - truth.w)),
-        "true_distance_before_tightening": float(torch.linalg.vector_norm(unlearned.w - truth.w)),
-        "retrained_distance": float(torch.linalg.vector_norm(retrained.w - truth.w)),
-        "f1": _scores(holdout, anchor, published, certified.w, truth.w, sigma),
     }
+
+
+def _bill(certified: Neared) -> float:
+    return certified.passes + sum(solve.passes for solve in certified.solves)
 
 
 def fitted_anchor(case: Case, data: Split) -> Tensor:
     """On public rows; it need not be a minimiser."""
     start = initial_point(case.spec, case.seed)
+    if case.anchor_epochs:
+        return stochastic_anchor(data.public, case.spec, start, epochs=case.anchor_epochs, seed=case.seed)
     objective = NetworkObjective(data.public, case.spec, case.anchor_lam, start)
     settings = replace(SETTINGS, max_steps=case.anchor_steps)
     return minimise(objective, start, target=1e-2, working_floor=case.anchor_lam, settings=settings).w
@@ -177,16 +239,22 @@ def _cost(solution: Solution) -> dict[str, Any]:
     }
 
 
-def _certificate(found: Kantorovich) -> dict[str, Any]:
+def _certificate(certified: Neared) -> dict[str, Any]:
+    found = certified.found
     return {
         "verdict": str(found.verdict),
         "distance": found.distance,
+        "gradient": found.gradient_norm + found.rounding,
+        "rounding": found.rounding,
         "curvature_floor": found.floor,
         "hessian_lipschitz": found.lipschitz,
         "h": found.h,
         "route": found.curvature.route if found.curvature else None,
-        "passes": found.passes,
-        "seconds": found.seconds,
+        "lanczos_steps": found.curvature.runs[-1].steps if found.curvature and found.curvature.runs else None,
+        "passes": certified.passes,
+        "solve_passes": sum(solve.passes for solve in certified.solves),
+        "solves": len(certified.solves),
+        "seconds": certified.seconds,
     }
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from bench.measuring import RESULTS, full, machine, timed
+from bench.measuring import RESULTS, machine, timed
 
 PARTS = {
     "mnist": "comparison:mnist",
@@ -25,12 +25,11 @@ PARTS = {
     "sweep_cifar": "sweep:sweep_cifar",
     "allcnn": "comparison:allcnn",
 }
-LONG = ("allcnn",)  # hours in full; a small one by name
 
 
 def run(names: Sequence[str] = ()) -> None:
-    """The parts named, or all that the size asked for has time for."""
-    for name in names or [part for part in PARTS if full() or part not in LONG]:
+    """The parts named, or all."""
+    for name in names or PARTS:
         module, function = PARTS[name].split(":")
         measure = getattr(importlib.import_module(f"bench.evidence.{module}"), function)
         host = machine()

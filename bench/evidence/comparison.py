@@ -31,7 +31,6 @@ def mlp() -> dict[str, Any]:
 
 
 def allcnn() -> dict[str, Any]:
-    """Convolutions in float64 are slow: on request, or in full."""
     sizes = plan()
     return compared(cifar_network(sizes), replace(sizes, seeds=sizes.seeds[: sizes.cnn_seeds]))
 

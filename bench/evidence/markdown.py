@@ -72,8 +72,12 @@ def bars(report: Report) -> list[tuple[str, str, str, str]]:
         (
             name,
             number(bar["measured"]),
-            str(bar.get("asked", bar.get("bar"))),
+            _asked(bar.get("asked", bar.get("bar"))),
             "yes" if bar["met"] else "**no**",
         )
         for name, bar in report.get("bars", {}).items()
     ]
+
+
+def _asked(bar: float | str) -> str:
+    return bar if isinstance(bar, str) else f"{bar:.3g}"

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from bench.evidence.markdown import Report, missing, number, points, read, table
+from bench.evidence.markdown import Report, missing, number, read, table
+from bench.evidence.page_networks import networks
 
 
 def gateway(report: Report | None) -> str:
@@ -25,7 +26,7 @@ def rest(folder: Path) -> str:
     return "\n\n".join(
         [
             _engine(read(folder, "engine")),
-            _networks(read(folder, "networks")),
+            networks(read(folder, "networks")),
             _ranks(read(folder, "ranks")),
             _examples(read(folder, "paper_examples")),
         ]
@@ -44,34 +45,6 @@ def _engine(report: Report | None) -> str:
         "and one certified gradient (the floor). Medians."
     )
     return f"{says}\n\n{table(('rows erased', '', 'seconds', 'full passes'), rows)}"
-
-
-def _networks(report: Report | None) -> str:
-    if report is None:
-        return f"**Networks.** {missing('python -m bench networks')}"
-    rows = []
-    for name in ("MNIST", "CIFAR-10"):
-        case = report.get(name)
-        if case is None:
-            continue
-        proof = case["certificate"]
-        rows.append(
-            (
-                f"{name}, {case['dimension']:,} parameters, {case['rows']['private']:,} rows",
-                f"{case['rows']['erased']:,}",
-                f"{case['kl_retained_original']:.3f}",
-                proof["verdict"],
-                number(proof["distance"]),
-                number(case["true_distance"]),
-                points(case["f1"]["retrained"]),
-                points(case["f1"]["unlearned"]),
-                points(case["f1"]["delta"]),
-                f"{case['passes_ratio']:.2f}",
-            )
-        )
-    head = ["network", "erased", "KL(P_R‖P_D)", "verdict", "certified Δ", "true distance"]
-    head += ["F1 retrained, noised", "F1 released", "ΔF1", "passes / retraining's"]
-    return f"**Networks**, from a version published with noise:\n\n{table(head, rows)}"
 
 
 def _ranks(report: Report | None) -> str:

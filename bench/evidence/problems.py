@@ -24,7 +24,7 @@ from worker.engine.networks.architectures import Mlp, dimension
 from worker.engine.networks.kantorovich import Verdict
 from worker.engine.networks.nearing import certify_nearer
 from worker.engine.networks.objective import NetworkObjective
-from worker.engine.objective import Objective
+from worker.engine.objective import CertifiedGradient, Objective
 from worker.engine.rows import ArrayRows
 from worker.engine.trust_region import Solution, SolverSettings, minimise
 from worker.evaluation.networks import NetworkHoldout
@@ -128,7 +128,8 @@ class Network(Problem):
         data = networks.split(mnist() if case.name == "MNIST" else cifar10(), case)
         self.name, self.lam, self._case, self._data = name, case.lam, case, data
         self.labels, self.dimension = data.labels, dimension(case.spec)
-        self.model, self.sees = _named(case), f"pixels; anchor fitted on {case.public:,} public rows"
+        pixels = "pixels" if case.side is None else f"{case.side}×{case.side} pixels"
+        self.model, self.sees = _named(case), f"{pixels}; anchor fitted on {case.public:,} public rows"
         self._anchor = networks.fitted_anchor(case, data)
         self.start = self.solve(self.objective(), self._anchor).w
 
@@ -150,6 +151,7 @@ class Network(Problem):
                 target=self.target,
                 failure_probability=networks.FAILURE,
                 settings=networks.SETTINGS,
+                gradient=CertifiedGradient(found.gradient_norm, found.rounding),
             )
         )
         proof, passes = neared.found, neared.passes + sum(solve.passes for solve in neared.solves)
@@ -174,6 +176,4 @@ def mnist_network(plan: Plan) -> Network:
 
 
 def cifar_network(plan: Plan) -> Network:
-    return Network(
-        "CIFAR-10 AllCNN", replace(networks.CIFAR, private=plan.cnn_rows, public=min(5000, plan.cnn_rows))
-    )
+    return Network("CIFAR-10 AllCNN", replace(networks.CIFAR, private=plan.cnn_rows))

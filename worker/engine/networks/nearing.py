@@ -21,6 +21,7 @@ from worker.engine.objective import CertifiedGradient
 from worker.engine.trust_region import Outcome, Solution, SolverSettings, minimise
 
 _ROUNDS = 3
+_WANTED_H, _LARGEST_H = 0.1, 0.4
 _SHORT = (Verdict.TOO_FAR, Verdict.TOO_STEEP)  # what a smaller gradient mends
 ENOUGH = (Verdict.CERTIFIED, Verdict.ESTIMATED)
 
@@ -101,7 +102,7 @@ class _Path:
             bound = guessed_lipschitz(self.objective, network, self.w)
             self.passes, guess = self.passes + bound.passes, bound.value
         self.seconds += time.monotonic() - began
-        if 0 < guess < math.inf and self._norm() > seen.floor * self._within(seen.floor, guess):
+        if 0 < guess < math.inf and self._norm() > 2 * seen.floor * self._within(seen.floor, guess):
             self.nearer(floor=seen.floor, lipschitz=guess)
         return seen
 
@@ -123,8 +124,14 @@ class _Path:
         return solution.outcome is Outcome.REACHED
 
     def _within(self, floor: float, lipschitz: float) -> float:
-        """Δ ≤ Δ* and h < 1/2, each with room."""
-        return min(0.9 * self.target, 0.4 * floor / lipschitz)
+        """A distance at which Δ ≤ Δ* and h < 1/2 hold with room.
+
+        The smaller h, the less curvature has to be proven, √(2h) of what there is, and Lanczos is what costs
+        most: so h is taken well below 1/2, as far as the gradient's rounding lets it.
+        """
+        rounding = self.gradient.rounding if self.gradient else 0.0
+        h = min(_LARGEST_H, max(_WANTED_H, 4 * rounding * lipschitz / floor**2))
+        return min(0.9 * self.target, h * floor / lipschitz)
 
     def _norm(self) -> float:
         if self.gradient is None:
