@@ -169,6 +169,7 @@ class Erased:
 
     rows: int
     kl: float
+    gradients: tuple[float, float]  # ‖g‖ at the published version and at the anchor: how far either has to go
     retained: NetworkObjective
     unlearned: Solution
     retrained: Solution
@@ -179,14 +180,15 @@ class Erased:
 
     def summary(self) -> dict[str, Any]:
         passes = {"unlearn_passes": self.unlearned.passes, "retrain_passes": self.retrained.passes}
-        return {"erased": self.rows, **passes, "ratio": self.ratio}
+        return {"erased": self.rows, "start_gradients": self.gradients, **passes, "ratio": self.ratio}
 
 
 def _erasure(case: Case, data: Split, anchor: Tensor, published: Tensor, rows: int) -> Erased:
     deletion = biased_deletion(data.labels, rows, seed=case.seed)
     retained = _objective(case, _without(data.private, data.labels, deletion.rows), anchor)
+    norms = retained.evaluate(published).norm, retained.evaluate(anchor).norm
     kl = deletion.shift.kl_retained_original
-    return Erased(rows, kl, retained, _fit(retained, published), _fit(retained, anchor))
+    return Erased(rows, kl, norms, retained, _fit(retained, published), _fit(retained, anchor))
 
 
 def _described(case: Case, sigma: float) -> dict[str, Any]:

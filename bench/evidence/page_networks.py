@@ -18,7 +18,15 @@ def networks(report: Report | None) -> str:
         "to go as near as B2 asks",
         "B2's measurements",
     ]
-    sizes = ["network", "rows erased", "unlearn", "retrain", "unlearn / retrain"]
+    sizes = [
+        "network",
+        "rows erased",
+        "‖g‖ at the version",
+        "‖g‖ at the anchor",
+        "unlearn",
+        "retrain",
+        "ratio",
+    ]
     says = (
         "**Networks**, from a version published with noise; retraining is by the same solver, from the "
         "anchor, to the same gradient. Costs in full passes, a product counting as one. A retrained model "
@@ -67,6 +75,7 @@ def _by_erasure(name: str, case: Report) -> list[tuple[str, ...]]:
         (
             name,
             f"{it['erased']:,}",
+            *(number(norm) for norm in it["start_gradients"]),
             f"{it['unlearn_passes']:.1f}",
             f"{it['retrain_passes']:.1f}",
             f"{it['ratio']:.2f}",
