@@ -1,12 +1,15 @@
 """The worker's verb of the `lethe` command."""
 
 import os
+import signal
 from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
+from app import process
 from app.startup import refuse, settings_or_exit
+from worker.distributed import meeting, reaching
 
 
 def worker(
@@ -23,18 +26,27 @@ def worker(
 
     Started by torchrun, rank 0 takes them and the other ranks do their share of each.
     """
+    group = meeting.of_process_group(os.environ)
+    if group is not None:
+        process.die_with_parent()  # one that outlived torchrun would take part in the next group's jobs
     if nproc is not None:
         os.environ["LETHE_NPROC"] = str(nproc)  # its attempts read it there
     settings = settings_or_exit()
     if find_spec("torch") is None:
         raise refuse("the worker needs torch: pip install 'lethe[worker]'")
     from worker import main
-    from worker.distributed import launch, meeting
+    from worker.distributed import launch
 
-    group = meeting.of_process_group(os.environ)
     if group is not None and settings.nproc > 1:
         raise refuse("LETHE_NPROC is for one machine; in a process group let torchrun start all processes")
     if group is not None and group.rank > 0:
         launch.follow(settings)
         return
+    if group is not None:  # torchrun may have ended before we asked to die with it
+        reaching.tell_when_gone(os.environ, settings.rank_timeout_seconds, _end_at_once)
     (main.rotate_signing_key if rotate_signing_key else main.run)(settings)
+
+
+def _end_at_once() -> None:
+    """The attempt under way dies with us, and is tried again by whoever comes."""
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -74,13 +74,13 @@ class Host:
     def attempts(self) -> list[Attempt]:
         """Of a worker: what it is working on."""
         found = []
-        for pid in self._processes():
+        for pid in self.processes():
             words = _command_of(pid)
             if "worker.attempt" in words:
                 found.append(Attempt(pid, words[words.index("worker.attempt") + 1]))
         return found
 
-    def _processes(self) -> list[int]:
+    def processes(self) -> list[int]:
         if not self.is_on:
             return []
         try:

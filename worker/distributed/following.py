@@ -7,6 +7,7 @@ It has no database, no queue and no key, draws nothing, decides nothing, and wri
 
 import os
 import resource
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,7 @@ def main(settings: Settings, meeting: Meeting) -> int:
     device = devices.choose(settings.device, local_rank=meeting.local_rank)
     try:
         wire = join(meeting, device, settings.rank_timeout_seconds)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a stop lets the attempt finish, see `launch.follow`
         with working_folder(settings, new_id()) as scratch:
             Follower(wire, Storage(settings.storage), scratch, device).serve()
         wire.close()

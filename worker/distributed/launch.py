@@ -14,12 +14,14 @@ from app import logs, process
 from app.clock import new_id
 from app.settings import Settings
 from worker.distributed.meeting import Meeting, of_process_group
+from worker.distributed.reaching import tell_when_gone
 from worker.pipeline.scratch import sweep, working_folder
 
 log = logs.get("ranks")
 COMMAND = ["-P", "-m", "worker.distributed.following"]
 GRACE_SECONDS = 2.0
 PAUSE_SECONDS = 1.0
+DRAIN_GRACE_SECONDS = 5.0  # rank 0 gives up first, and hands its job back
 
 
 @contextmanager
@@ -55,19 +57,34 @@ def _end(followers: list[subprocess.Popen[bytes]]) -> None:
 
 def follow(settings: Settings) -> None:
     """A following rank of a process group: attempt after attempt, each in a fresh process."""
-    stopping = threading.Event()
+    stopping, alone = threading.Event(), threading.Event()
 
     def note(_number: int, _frame: FrameType | None) -> None:
         stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, note)
+    tell_when_gone(os.environ, settings.rank_timeout_seconds, alone.set)
     sweep(settings)
-    while not stopping.is_set():
+    while not stopping.is_set() and not alone.is_set():
         child = process.spawn([sys.executable, *COMMAND])
         while not process.wait(child, PAUSE_SECONDS):
-            if stopping.is_set():
+            if alone.is_set():
                 process.kill(child)
-        if child.returncode != 0:
+            elif stopping.is_set():
+                _let_finish(child, settings.drain_seconds)
+        if child.returncode != 0 and not stopping.is_set():
             log.warning("rank ended", end=process.describe_end(child.returncode))
+            stopping.wait(PAUSE_SECONDS)  # whatever it was may be so for the next one too
         sweep(settings)
+    if alone.is_set():  # whoever keeps us running starts a group with the rank 0 that comes
+        log.warning("rank 0 is gone")
+        raise SystemExit(1)
+
+
+def _let_finish(child: subprocess.Popen[bytes], drain_seconds: float) -> None:
+    """One that waits for an attempt ends at once; in one, it is needed for as long as rank 0 is given."""
+    log.info("asked to stop, the attempt may finish")
+    child.terminate()
+    if not process.wait(child, drain_seconds + DRAIN_GRACE_SECONDS):
+        process.kill(child)

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from worker import devices
 from worker.devices import is_out_of_memory
+from worker.distributed import reaching
 from worker.distributed.meeting import Meeting
 from worker.engine.validation import EngineInputError
 from worker.problems import OutOfMemory, RankFailed, RankLost
@@ -189,7 +190,9 @@ class GroupWire:
 def join(meeting: Meeting, device: torch.device, timeout: float) -> GroupWire:
     """Blocks until all ranks are there."""
     if meeting.file:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # what is said stays on this machine
+        os.environ.setdefault(reaching.INTERFACE, "lo")  # what is said stays on this machine
+    else:
+        reaching.stay_in_the_network_of(meeting.host, meeting.port)
     nccl = device.type == "cuda" and devices.own_device_each(meeting.local_ranks)
     return GroupWire(
         _store(meeting, timeout), rank=meeting.rank, size=meeting.size, nccl=nccl, timeout=timeout
@@ -199,8 +202,9 @@ def join(meeting: Meeting, device: torch.device, timeout: float) -> GroupWire:
 def _store(meeting: Meeting, timeout: float) -> Store:
     if meeting.file:
         return FileStore(meeting.file, meeting.size)
-    # A follower waits for the next attempt, however long that takes to come.
-    patience = timedelta(seconds=timeout) if meeting.rank == 0 else IDLE
+    if meeting.rank > 0:
+        reaching.wait_for(meeting.host, meeting.port)  # for the next attempt, however long that takes to come
+    patience = timedelta(seconds=timeout)
     try:
         return TCPStore(
             meeting.host, meeting.port, meeting.size, meeting.rank == 0, patience, wait_for_workers=False
