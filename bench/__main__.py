@@ -14,6 +14,7 @@ PARTS = {
     "networks": "bench.networks",
     "ranks": "bench.ranks",
     "evidence": "bench.evidence",
+    "paper": "bench.paper_examples",
 }
 
 
