@@ -38,16 +38,21 @@ def restore(
     seen: Annotated[
         Path | None, typer.Option(help="The newest tree head that anyone has (GET /v1/log/checkpoint).")
     ] = None,
+    keep_keys: Annotated[
+        bool, typer.Option("--keep-keys", help="Leave API keys as they were, also those revoked since.")
+    ] = False,
 ) -> None:
     """Fill an empty database and an empty storage from a backup; nothing may be running on them."""
     services = Services(settings_or_exit())
     try:
-        found = backups.restore(services, folder, seen.read_text() if seen else None)
+        found = backups.restore(services, folder, seen.read_text() if seen else None, keep_keys=keep_keys)
     except FAULTS as problem:
         raise refuse(_said(problem)) from None
     finally:
         services.close()
     console.print(f"Restored as of {found.made_at}, log size {found.log_size}. Put the keys in place.")
+    if not keep_keys:
+        console.print("All API keys are revoked: make new ones (`lethe key create`).")
     console.print("Erasure requests received after that moment must be sent again.")
 
 

@@ -31,6 +31,7 @@ from app.db.upsert import insert_if_absent
 from app.queueing import Messages, RqMessages
 from app.settings import Settings
 from app.silence import Beat, Silence
+from app.startup import refuse
 from app.storage import StorageError
 from app.webhooks import delivery
 
@@ -258,7 +259,8 @@ def run(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     # Beside the rounds: a receiver that is slow to answer must not hold up the sealing.
-    courier = threading.Thread(target=delivery.run, args=(services, stop), name="webhooks", daemon=True)
+    arguments = (_courier(services), stop, settings.dispatch_interval_seconds)
+    courier = threading.Thread(target=delivery.run, args=arguments, name="webhooks", daemon=True)
     courier.start()
     log.info("dispatcher started")
     while not stop.is_set():
@@ -271,3 +273,11 @@ def run(settings: Settings) -> None:
         dispatcher.release_lease()
     courier.join()
     services.close()
+
+
+def _courier(services: Services) -> delivery.Courier:
+    """Made before anything starts: without it the dispatcher would go on and tell nobody anything."""
+    try:
+        return delivery.Courier(services)
+    except OSError:
+        raise refuse("LETHE_WEBHOOK_CA_FILE names no readable file of certificates") from None

@@ -27,7 +27,7 @@ class LogOlder(Exception):
 
 def check(session: Session, settings: Settings, note: str | None = None) -> None:
     """Raise unless the log contains the head that was seen; a head of another origin is another log's."""
-    seen = read(note) if note is not None else _remembered(settings.log_seen_path)
+    seen = read(note) if note is not None else remembered(settings)
     if seen is None or seen.size == 0 or seen.origin != settings.log_origin:
         return
     head = session.get(LogHead, 1)
@@ -48,7 +48,7 @@ def remember(services: Services) -> None:
         head = session.get(LogHead, 1)
     if head is None or head.size == 0:
         return
-    seen = _remembered(settings.log_seen_path)
+    seen = remembered(settings)
     if seen is None or seen.size < head.size or seen.origin != settings.log_origin:
         try:
             write(settings.log_seen_path, head.note)
@@ -70,7 +70,8 @@ def read(note: str) -> Checkpoint:
         raise LogOlder("what is said to have been seen is not a tree head") from None
 
 
-def _remembered(path: Path) -> Checkpoint | None:
+def remembered(settings: Settings) -> Checkpoint | None:
+    path = settings.log_seen_path
     return read(path.read_text()) if path.exists() else None
 
 

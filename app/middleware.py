@@ -63,7 +63,7 @@ class Surround:
         method = scope["method"] if scope["method"] in METHODS else "other"  # a label grows with no caller
         self.metrics.requests.labels(method, route, status).inc()
         self.metrics.seconds.labels(method, route).observe(seconds)
-        log.info("request", method=scope["method"], route=route, status=status, ms=round(seconds * 1e3, 2))
+        log.info("request", method=method, route=route, status=status, ms=round(seconds * 1e3, 2))
 
 
 class BodyLimit:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from app import log_seen
@@ -16,10 +16,9 @@ from app.backup.dumps import BackupError
 from app.bootstrap import Services
 from app.clock import now
 from app.db.states import VersionState
-from app.db.tables import DatasetPart, HeldDraw, LogHead, ModelFile, Upload, Version
+from app.db.tables import ApiKey, DatasetPart, HeldDraw, LogHead, ModelFile, Upload, Version
 from app.storage import CHUNK, Storage, StorageAway, StorageError
 from app.version import VERSION
-from certificate.note import Checkpoint
 
 FORMAT = 1
 MANIFEST = "backup.json"
@@ -66,6 +65,7 @@ def create(services: Services, folder: Path) -> Manifest:
 
 
 def _create(services: Services, folder: Path) -> Manifest:
+    moment = now()  # before the snapshot: a request received from here on may be missing
     with dumps.snapshot(services, folder / dumps.NAME) as session:
         files = sorted(_referred_to(session), key=lambda file: file.path)
         head = session.get(LogHead, 1)
@@ -75,7 +75,7 @@ def _create(services: Services, folder: Path) -> Manifest:
     manifest = Manifest(
         format=FORMAT,
         lethe=VERSION,
-        made_at=now().isoformat(),
+        made_at=moment.isoformat(),
         database="sqlite" if services.database.is_sqlite else "postgresql",
         dump=_sha256(folder / dumps.NAME),
         files=files,
@@ -86,35 +86,57 @@ def _create(services: Services, folder: Path) -> Manifest:
     return manifest
 
 
-def restore(services: Services, folder: Path, seen: str | None = None) -> Manifest:
-    """Into an empty database and an empty storage; nothing is changed before the backup is found whole."""
+def restore(
+    services: Services, folder: Path, seen: str | None = None, *, keep_keys: bool = False
+) -> Manifest:
+    """Into an empty database and an empty storage; nothing is changed before the backup is found whole.
+
+    The database comes last: broken off before, it can be run again, and nothing starts on half a storage.
+    """
     manifest = _read(folder)
-    if seen is not None:
-        _refuse_older(manifest, log_seen.read(seen), services.settings.log_origin)
+    _refuse_older(services, manifest, seen)
     copies = Storage(f"file://{folder.absolute() / 'storage'}")
     _check_whole(manifest, folder, copies)
-    if services.storage.list("datasets") or services.storage.list("attempts"):
-        raise BackupError("the storage is not empty")
-    dumps.load(services, folder / dumps.NAME, manifest.database)
+    dumps.check_empty(services, manifest.database)
+    _check_storage(services, manifest)
     for file in manifest.files:
         _copy(copies, services.storage, file)
+    if seen is not None:  # already now: workers refuse a log that turns out not to be this one
+        log_seen.write(services.settings.log_seen_path, seen)
+    dumps.load(services, folder / dumps.NAME)
     with services.database.writing() as session:
         session.execute(delete(Upload))  # their pieces are not in a backup: whoever sends begins anew
+        if not keep_keys:  # one that was revoked since would be good again
+            session.execute(update(ApiKey).where(ApiKey.revoked_at.is_(None)).values(revoked_at=now()))
     with services.database.reading() as session:
         for note in (manifest.log_head, seen):
             if note:
                 log_seen.check(session, services.settings, note)
-    if seen is not None:
-        log_seen.write(services.settings.log_seen_path, seen)
     return manifest
 
 
-def _refuse_older(manifest: Manifest, seen: Checkpoint, origin: str) -> None:
-    if seen.origin == origin and seen.size > manifest.log_size:
+def _refuse_older(services: Services, manifest: Manifest, seen: str | None) -> None:
+    """By what the operator brings, and by what a worker on this machine remembers."""
+    origin = services.settings.log_origin
+    brought = log_seen.read(seen) if seen is not None else None
+    if brought is not None and brought.origin != origin:
         raise BackupError(
-            f"the log was seen with {seen.size} leaves and this backup has {manifest.log_size}: going on, "
-            "places would have two certificates; use a newer backup, or another LETHE_LOG_ORIGIN"
+            f"the tree head is of the log {brought.origin}, LETHE_LOG_ORIGIN is {origin}: set it to that, or "
+            "leave --seen out if the log is to go on under a new name"
         )
+    for head in (brought, log_seen.remembered(services.settings)):
+        if head is not None and head.origin == origin and head.size > manifest.log_size:
+            raise BackupError(
+                f"the log was seen with {head.size} leaves and this backup has {manifest.log_size}: going "
+                "on, places would have two certificates; use a newer backup, or another LETHE_LOG_ORIGIN"
+            )
+
+
+def _check_storage(services: Services, manifest: Manifest) -> None:
+    """Files of this very backup may be there already, from a restore that was broken off."""
+    known = {file.path for file in manifest.files}
+    if any(path not in known for top in ("datasets", "attempts") for path in services.storage.list(top)):
+        raise BackupError("the storage is not empty")
 
 
 def _read(folder: Path) -> Manifest:

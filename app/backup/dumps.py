@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from psycopg.conninfo import make_conninfo
 from sqlalchemy import inspect, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
@@ -15,8 +16,6 @@ from app.bootstrap import Services
 from app.db.session import Database
 
 NAME = "database.dump"
-# Where libpq finds in the environment what a URL says; a password must not be seen in a list of processes.
-_LIBPQ = ("host", "port", "user", "password", "sslmode", "sslrootcert", "sslcert", "sslkey", "passfile")
 
 
 class BackupError(Exception):
@@ -59,30 +58,32 @@ def _postgresql(services: Services, target: Path) -> Iterator[Session]:
         yield session
 
 
-def load(services: Services, dump: Path, kind: str) -> None:
+def check_empty(services: Services, kind: str) -> None:
     if kind != ("sqlite" if services.database.is_sqlite else "postgresql"):
         raise BackupError(f"the backup is of {kind}, LETHE_DATABASE_URL names another kind")
+    if _sqlite_file(services).exists() if services.database.is_sqlite else _tables(services):
+        raise BackupError("the database is not empty")
+
+
+def load(services: Services, dump: Path) -> None:
+    """Into a database that is empty, in one step."""
     if services.database.is_sqlite:
         _load_sqlite(services, dump)
-    elif inspect(services.database.engine).get_table_names():
-        raise BackupError("the database is not empty")
     else:
-        _run(
-            services,
-            "pg_restore",
-            "--exit-on-error",
-            "--single-transaction",
-            "--no-owner",
-            "--no-privileges",
-            f"--dbname={make_url(services.settings.database).database}",
-            str(dump),
-        )
+        options = ("--exit-on-error", "--single-transaction", "--no-owner", "--no-privileges")
+        _run(services, "pg_restore", *options, str(dump))
+
+
+def _tables(services: Services) -> list[str]:
+    return inspect(services.database.engine).get_table_names()
+
+
+def _sqlite_file(services: Services) -> Path:
+    return Path(make_url(services.settings.database).database or "")
 
 
 def _load_sqlite(services: Services, dump: Path) -> None:
-    target = Path(make_url(services.settings.database).database or "")
-    if target.exists():
-        raise BackupError(f"{target} exists already")
+    target = _sqlite_file(services)
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f"{target.name}.new")
     shutil.copyfile(dump, draft)
@@ -96,13 +97,26 @@ def _run(services: Services, program: str, *options: str) -> None:
     found = shutil.which(program)
     if found is None:
         raise BackupError(f"{program} is not on PATH: install the client programs of your PostgreSQL")
-    url = make_url(services.settings.database)
-    said = {**url.query, **url.translate_connect_args(username="user")}
-    environment = {f"PG{name.upper()}": str(said[name]) for name in _LIBPQ if said.get(name)}
-    environment |= {"PGDATABASE": url.database or "", "PGSSLMODE": str(said.get("sslmode", "prefer"))}
+    where, secret = _connection(services)
     ended = subprocess.run(  # noqa: S603
-        [found, *options], check=False, capture_output=True, text=True, env={**os.environ, **environment}
+        [found, f"--dbname={where}", *options],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **secret},
     )
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise BackupError(f"{program} failed: {last}")
+
+
+def _connection(services: Services) -> tuple[str, dict[str, str]]:
+    """As the service itself connects, with whatever the URL says and the environment adds (TLS above all).
+
+    A password must not be seen in a list of processes: it goes another way.
+    """
+    engine = services.database.engine
+    said = engine.dialect.create_connect_args(engine.url)[1]
+    said = {name: value for name, value in said.items() if isinstance(value, str | int)}
+    password = said.pop("password", None)
+    return make_conninfo(**said), {"PGPASSWORD": str(password)} if password else {}

@@ -8,7 +8,7 @@ from app.access.cache import Caller
 from app.access.guard import CanAudit, CanReadCertificates, MayBePublic, ServicesOf
 from app.certificates import repository, service
 from app.certificates.schemas import CertificateShown, ConsistencyProof, InclusionProof, Verification
-from app.certificates.verification import checked
+from app.certificates.verification import checked, material
 from app.db.tables import Certificate
 from app.paging import Cursor, Limit, Page, paged
 from certificate import envelope
@@ -66,8 +66,8 @@ def verify_here(certificate_id: UUID, caller: CanReadCertificates, services: Ser
     """The checklist as this server runs it, evidence included. To rely on nobody, verify the pack offline."""
     with services.database.reading() as session:
         found = service.get(session, certificate_id, caller.tenant_id)
-        report = checked(services, session, found)
-    return Verification.model_validate(report.to_dict())
+        given = material(session, found)
+    return Verification.model_validate(checked(services, given).to_dict())
 
 
 @router.get("/certificates/{certificate_id}/evidence")

@@ -29,6 +29,7 @@ __all__ = [
     "ModelFile",
     "OutboxMessage",
     "Report",
+    "SignOut",
     "SigningKeyRecord",
     "Suppression",
     "Task",
@@ -297,3 +298,11 @@ class WorkerSeen(Base):
     __tablename__ = "workers"
     name: Mapped[str] = mapped_column(String(200), primary_key=True)
     seen_at: Mapped[datetime]
+
+
+class SignOut(Base):
+    """A dashboard session that was left before it ended (seconds since 1970)."""
+
+    __tablename__ = "sign_outs"
+    nonce: Mapped[str] = mapped_column(String(24), primary_key=True)
+    ends_at: Mapped[int] = mapped_column(BigInteger)

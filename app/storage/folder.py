@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import IO
 
 import fsspec
@@ -25,6 +26,7 @@ class Folder:
                 _settle(file)
             self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
             self._files.mv(draft, target)
+            self._settle_names(target)
         except BaseException:
             if self._files.exists(draft):
                 self._files.rm_file(draft)
@@ -47,15 +49,39 @@ class Folder:
         full = self._full(path)
         if self._files.exists(full):
             self._files.rm(full, recursive=True)
+            self._settle_names(full)
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{path}"
+
+    def _settle_names(self, full: str) -> None:
+        """A name that appears or goes is on disk before SQL says so: it is an entry of its folder.
+
+        The folders above are settled too, as far as the root: each may have been made for this one.
+        """
+        if "file" not in self._files.protocol:
+            return
+        folder = Path(full).parent
+        while True:
+            if folder.is_dir():
+                _sync(folder)
+            if folder == Path(self._root) or folder == folder.parent:
+                return
+            folder = folder.parent
 
 
 def open_file(uri: str) -> IO[bytes]:
     files, path = fsspec.core.url_to_fs(uri)
     file: IO[bytes] = files.open(path, "rb")
     return file
+
+
+def _sync(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _settle(file: IO[bytes]) -> None:

@@ -88,7 +88,8 @@ class S3Files:
         return [{"Key": entry["Key"], "VersionId": entry["VersionId"]} for entry in newest_last]
 
     def _unfinished(self, full: str) -> Sequence[Unfinished]:
-        found = self._bucket.pages("list_multipart_uploads", "Uploads", Prefix=full)
+        # Without a prefix: some servers take one for the whole key, and would list none of a folder's.
+        found = self._bucket.pages("list_multipart_uploads", "Uploads")
         return [Unfinished(e["Key"], e["UploadId"]) for e in found if _is_within(e["Key"], full)]
 
 

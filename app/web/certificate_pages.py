@@ -10,12 +10,11 @@ from sqlalchemy.orm import Session
 
 from app.access.guard import ServicesOf
 from app.certificates import endpoints, repository, service
-from app.certificates.verification import FILE_LINE, checked
+from app.certificates.verification import FILE_LINE, checked, material
 from app.db.states import VersionState
 from app.db.tables import Certificate
 from app.models.schemas import ModelName
 from app.paging import paged
-from app.reports.repository import certified_version
 from app.versions import endpoints as versions
 from app.versions.schemas import VersionNumber
 from app.web import queries
@@ -73,9 +72,8 @@ def show_certificate(
 ) -> Response:
     with services.database.reading() as session:
         found = service.get(session, certificate_id, caller.tenant_id)
-        version = certified_version(session, found.id)
-        report, head = checked(services, session, found), service.head(session)
-    said = read(found)
+        given, head = material(session, found), service.head(session)
+    report, version, said = checked(services, given), given.version, read(found)
     name = _name(said)
     return page(
         request,

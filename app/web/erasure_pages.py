@@ -22,7 +22,7 @@ from app.web.pages import PageRoute, page
 
 router = APIRouter(prefix="/erasures", route_class=PageRoute, include_in_schema=False)
 ROWS = 50
-Text = Annotated[str, Query(max_length=300)]
+Text = Annotated[str, Query(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
 @router.get("")

@@ -44,7 +44,7 @@ async def sign_out(request: Request, _: OwnForm) -> Response:
     sessions = sessions_of(request)
     session = sessions.read(request)
     if session is not None:
-        sessions.leave(session)
+        await run_in_threadpool(sessions.leave, session)
     answer = RedirectResponse("/login", 303)
     sessions.forget(request, answer)
     return answer

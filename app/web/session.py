@@ -1,8 +1,7 @@
 """Who is signed in. The cookie names a key and proves that we wrote it; the key itself is nowhere in it.
 
 Every request looks the key up again, so a revoked key ends its sessions at once. Any gateway of the
-deployment can read the cookie; a sign-out is remembered by the gateway it was made on, until the session
-would have ended anyway.
+deployment can read the cookie, and a sign-out holds for all of them.
 """
 
 import hmac
@@ -12,14 +11,15 @@ from uuid import UUID
 
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
+from sqlalchemy import delete
 
 from app.access import repository
 from app.access.cache import Caller
 from app.bootstrap import Services
 from app.clock import now
+from app.db.tables import SignOut
 
 _PURPOSE, _FORMS = "dashboard session", "dashboard form"
-MOST_REMEMBERED = 100_000
 
 
 @dataclass(frozen=True)
@@ -35,31 +35,29 @@ class Session:
 class Sessions:
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._left: dict[str, int] = {}
 
     def open(self, caller: Caller) -> Session:
         lasts = int(self._services.settings.session_hours * 3600)
         return Session(caller.key_id, int(now().timestamp()) + lasts, secrets.token_urlsafe(18))
 
     def read(self, request: Request) -> Session | None:
-        """The session of the request's cookie, if it is one of ours, not over and not left."""
+        """The session of the request's cookie, if it is one of ours and not over; it may have been left."""
         text, _, given = request.cookies.get(self._name(request), "").rpartition(".")
         if not text.isascii() or not given.isascii() or not hmac.compare_digest(given, self._mac(text)):
             return None
         key_id, ends_at, nonce = text.split(".")
         session = Session(UUID(key_id), int(ends_at), nonce)
-        over = session.ends_at <= now().timestamp() or nonce in self._left
-        return None if over else session
+        return None if session.ends_at <= now().timestamp() else session
 
     async def identify(self, request: Request) -> Caller | None:
         session = self.read(request)
         return None if session is None else await run_in_threadpool(self._caller, session)
 
     def leave(self, session: Session) -> None:
-        moment = now().timestamp()
-        if len(self._left) >= MOST_REMEMBERED:
-            self._left = {nonce: end for nonce, end in self._left.items() if end > moment}
-        self._left[session.nonce] = session.ends_at
+        """For good, on every gateway; sign-outs of sessions that are over anyway are forgotten."""
+        with self._services.database.writing() as writing:
+            writing.execute(delete(SignOut).where(SignOut.ends_at < int(now().timestamp())))
+            writing.merge(SignOut(nonce=session.nonce, ends_at=session.ends_at))
 
     def form_token(self, nonce: str) -> str:
         """What a form must send back: nobody who cannot read our pages knows it."""
@@ -104,5 +102,7 @@ class Sessions:
 
     def _caller(self, session: Session) -> Caller | None:
         with self._services.database.reading() as reading:
+            if reading.get(SignOut, session.nonce) is not None:
+                return None
             record = repository.live_key(reading, session.key_id)
         return None if record is None else Caller(record.tenant_id, record.id, frozenset(record.scopes))

@@ -163,9 +163,8 @@ class Courier:
             repository.forget(session, **limits)
 
 
-def run(services: Services, stop: threading.Event) -> None:
+def run(courier: Courier, stop: threading.Event, interval: float) -> None:
     """Until told to stop; a database that is away for a while is waited for."""
-    courier, interval = Courier(services), services.settings.dispatch_interval_seconds
     while not stop.is_set():
         try:
             courier.round()

@@ -18,7 +18,12 @@ MOST_ADDRESSES = 4
 WELL_KNOWN_PORTS = (80, 443)  # below 1024 nothing else speaks HTTP: mail, shells, name servers do not
 
 # Never, even where private addresses are allowed: the metadata services of clouds hand out credentials.
-_METADATA = frozenset(map(ip_address, ("169.254.169.254", "fd00:ec2::254", "100.100.100.200")))
+_METADATA = frozenset(
+    map(
+        ip_address,
+        ("169.254.169.254", "fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16"),
+    )
+)
 # IPv6 that carries an IPv4 address inside, or that is no place on the internet, within 2000::/3.
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _ODD_V6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))

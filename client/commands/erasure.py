@@ -1,6 +1,7 @@
 """`lethe erase`, `lethe status`, `lethe receipts`."""
 
 import json
+import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -110,7 +111,7 @@ def receipts(
         to.mkdir(parents=True, exist_ok=True)
         for each in found:
             if each.receipt is not None:
-                (to / f"{each.model}-{each.ordinal}.json").write_text(json.dumps(each.receipt))
+                _save(to / f"{Path(each.model).name}-{each.ordinal}.json", json.dumps(each.receipt))
     session.show(
         found,
         tables.rows(
@@ -176,3 +177,11 @@ def _moment(text: str | None) -> datetime | None:
         return None if text is None else datetime.fromisoformat(text).astimezone()
     except ValueError:
         raise Unusable(f"{text} is no date and time; 2026-01-31T09:00+01:00 is one") from None
+
+
+def _save(path: Path, text: str) -> None:
+    """On disk before anyone is told that the service may forget it."""
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

@@ -5,8 +5,10 @@ import shutil
 import subprocess
 import sys
 import time
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,12 +19,14 @@ from sqlalchemy.engine import make_url
 from app import backup, log_seen
 from app.backup.dumps import BackupError
 from app.bootstrap import Services
+from app.clock import now
 from app.main import create_app
 from app.settings import Settings
 from certificate import merkle
 from certificate.cli import run_verify
-from certificate.note import parse_checkpoint, parse_note
+from certificate.note import Checkpoint, parse_checkpoint, parse_note, sign_checkpoint
 from tests.integration.harness import System, create_model, environment
+from worker.signing import load_signer
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +124,7 @@ def test_restored_elsewhere_certificates_verify_and_the_log_goes_on(
     newest = _head(gateway, admin)
     there = _elsewhere(settings, tmp_path)
     services = Services(there)
-    restored = backup.restore(services, tmp_path / "backup", newest)
+    restored = backup.restore(services, tmp_path / "backup", newest, keep_keys=True)
     assert restored.log_size == 2
     with pytest.raises(BackupError, match="not empty"):
         backup.restore(services, tmp_path / "backup", newest)
@@ -213,3 +217,87 @@ def test_a_folder_that_has_something_is_left_alone(services: Services, backed_up
     with pytest.raises(BackupError, match="not empty"):
         backup.create(services, backed_up)
     assert sorted(backed_up.rglob("*")) == before
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_it_is_of_the_moment_before_the_first_byte_was_copied(
+    services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever was acknowledged later is told to ask again."""
+    began: list[datetime] = []
+    original = backup.dumps.snapshot
+
+    def late(*args: Any) -> Any:
+        began.append(now())
+        return original(*args)
+
+    monkeypatch.setattr(backup.dumps, "snapshot", late)
+    made = backup.create(services, tmp_path / "backup")
+    assert datetime.fromisoformat(made.made_at) <= began[0]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("keep_keys", [False, True])
+def test_a_restore_brings_no_revoked_key_back(
+    gateway: TestClient, admin: Headers, services: Services, tmp_path: Path, keep_keys: bool
+) -> None:
+    assert gateway.get("/v1/models", headers=admin).status_code == 200
+    services.vault.encrypt("x", row="y")  # makes the key
+    backup.create(services, tmp_path / "backup")
+    there = _elsewhere(services.settings, tmp_path)
+    moved = Services(there)
+    backup.restore(moved, tmp_path / "backup", keep_keys=keep_keys)
+    moved.close()
+    with TestClient(create_app(there), raise_server_exceptions=False) as other:
+        answer = other.get("/v1/models", headers=admin)
+    assert answer.status_code == (200 if keep_keys else 401)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_head_of_another_log_is_not_ignored(services: Services, backed_up: Path, tmp_path: Path) -> None:
+    there = Services(_elsewhere(services.settings, tmp_path))
+    with pytest.raises(BackupError, match="is of the log elsewhere"):
+        backup.restore(there, backed_up, _signed_head(services.settings, "elsewhere", 500))
+    assert not (there.settings.data_dir / "lethe.db").exists()
+    there.close()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_restore_that_was_broken_off_can_be_run_again(
+    services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = services.storage.write("datasets/a", [b"rows"])
+    monkeypatch.setattr(backup, "_referred_to", lambda _: [backup.File("datasets/a", stored.sha256)])
+    services.vault.encrypt("x", row="y")
+    backup.create(services, tmp_path / "backup")
+    there = Services(_elsewhere(services.settings, tmp_path))
+    with monkeypatch.context() as broken:
+        broken.setattr(backup.dumps, "load", _power_cut)
+        with pytest.raises(OSError, match="gone"):
+            backup.restore(there, tmp_path / "backup")
+    assert not (there.settings.data_dir / "lethe.db").exists(), "nothing starts on half of it"
+    backup.restore(there, tmp_path / "backup")
+    assert b"".join(there.storage.read("datasets/a")) == b"rows"
+    there.close()
+
+
+def _power_cut(*_: Any) -> None:
+    raise OSError("gone")
+
+
+def _signed_head(settings: Settings, origin: str, size: int) -> str:
+    return sign_checkpoint(Checkpoint(origin, size, bytes(32)), load_signer(settings))
+
+
+def test_the_programs_of_postgresql_connect_as_the_service_does(tmp_path: Path) -> None:
+    url = "postgresql+psycopg://me:secret@there:5433/db?sslmode=verify-full&channel_binding=require"
+    services = Services(Settings(data_dir=tmp_path, database_url=url))
+    where, secret = backup.dumps._connection(services)
+    services.close()
+    assert "secret" not in where
+    assert secret == {"PGPASSWORD": "secret"}
+    for said in ("host=there", "port=5433", "dbname=db", "sslmode=verify-full", "channel_binding=require"):
+        assert said in where
+    plain = Services(Settings(data_dir=tmp_path, database_url="postgresql+psycopg://me@there/db"))
+    assert "sslmode" not in backup.dumps._connection(plain)[0], "what the environment says holds"
+    plain.close()

@@ -141,6 +141,20 @@ def test_signing_out_ends_the_session_even_for_a_kept_cookie(visitor: Visitor) -
     assert visitor.get("/", headers={"Cookie": f"lethe-session={kept}"}).status_code == 303
 
 
+def test_signing_out_holds_on_every_gateway(visitor: Visitor, settings: Settings) -> None:
+    visitor.signed_in()
+    cookie = {"Cookie": f"lethe-session={visitor.client.cookies['lethe-session']}"}
+    with TestClient(create_app(settings), follow_redirects=False) as other:
+        assert other.get("/", headers=cookie).status_code == 200
+        visitor.send("/logout", {"form_token": visitor.token("/")})
+        assert other.get("/", headers=cookie).status_code == 303
+
+
+def test_a_search_for_control_characters_is_refused(visitor: Visitor) -> None:
+    visitor.signed_in()
+    assert visitor.get("/erasures?q=%00").status_code == 404
+
+
 def test_a_form_from_elsewhere_is_refused(visitor: Visitor, gateway: TestClient, services: Services) -> None:
     stranger = Visitor(gateway, services, "tenant").signed_in()
     visitor.signed_in()

@@ -250,7 +250,7 @@ class Versioned(s3_bucket.Bucket):
     def _get_bucket_versioning(self) -> dict[str, Any]:
         return {"Status": "Suspended"}
 
-    def _list_multipart_uploads(self, Prefix: str) -> dict[str, Any]:
+    def _list_multipart_uploads(self) -> dict[str, Any]:
         return {}
 
     def _list_object_versions(self, Prefix: str, KeyMarker: str = "", VersionIdMarker: str = "") -> Any:

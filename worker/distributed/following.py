@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from app import logs
+from app.bootstrap import Services
 from app.clock import new_id
 from app.db.manifest import Manifest
 from app.settings import Settings, load_settings
@@ -101,7 +102,7 @@ def main(settings: Settings, meeting: Meeting) -> int:
         wire = join(meeting, device, settings.rank_timeout_seconds)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a stop lets the attempt finish, see `launch.follow`
         with working_folder(settings, new_id()) as scratch:
-            Follower(wire, Storage(settings.storage), scratch, device).serve()
+            Follower(wire, Services(settings).storage, scratch, device).serve()
         wire.close()
     except RankLost as problem:
         log.warning("following ended", because=str(problem))

@@ -20,6 +20,8 @@ from worker.pipeline.scratch import sweep, working_folder
 log = logs.get("ranks")
 COMMAND = ["-P", "-m", "worker.distributed.following"]
 GRACE_SECONDS = 2.0
+# A follower reads rows and adds them up: it has no database, no queue and no key to sign with.
+_WITHHELD = frozenset({"LETHE_DATABASE_URL", "LETHE_REDIS_URL", "LETHE_SIGNING_KEY"})
 PAUSE_SECONDS = 1.0
 DRAIN_GRACE_SECONDS = 5.0  # rank 0 gives up first, and hands its job back
 
@@ -45,7 +47,8 @@ def meeting(settings: Settings) -> Iterator[Meeting | None]:
 
 
 def _start(its: Meeting) -> subprocess.Popen[bytes]:
-    return process.spawn([sys.executable, *COMMAND], env={**os.environ, **its.environment()})
+    ours = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
+    return process.spawn([sys.executable, *COMMAND], env={**ours, **its.environment()})
 
 
 def _end(followers: list[subprocess.Popen[bytes]]) -> None:

@@ -232,7 +232,7 @@ def test_a_target_inside_is_refused_when_it_is_sent_to(hook: Hook, post: Post, t
 def test_the_loop_delivers_and_stops(hook: Hook, services: Services, there: Receiver) -> None:
     stop = threading.Event()
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(delivery.run, services, stop)
+        running = thread.submit(delivery.run, delivery.Courier(services), stop, 0.1)
         hook.post("/test")
         eventually(lambda: hook.deliveries("delivered"))
         stop.set()

@@ -44,6 +44,27 @@ def test_what_is_written_is_read_with_its_digest(storage: Storage) -> None:
     assert storage.exists("a/b.bin")
 
 
+def test_names_that_appear_or_go_are_on_disk_before_anyone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    original = os.fsync
+
+    def seen(number: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{number}").readlink())
+        original(number)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    storage = Storage(f"file://{tmp_path}/root")
+    storage.write("a/b/c", [b"x"])
+    assert {tmp_path / "root" / "a" / "b", tmp_path / "root" / "a", tmp_path / "root"} <= set(synced)
+    synced.clear()
+    storage.delete("a/b/c")
+    assert tmp_path / "root" / "a" / "b" in synced
+    storage.delete("a")
+    assert tmp_path / "root" in synced
+
+
 def test_an_empty_file_is_a_file(storage: Storage) -> None:
     assert storage.write("a/empty", []).size == 0
     assert storage.list("a") == ["a/empty"]
