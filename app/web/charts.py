@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 WIDTH, HEIGHT = 640, 200
 LEFT, RIGHT, TOP, BOTTOM = 44, 16, 14, 30
+INSET = 20
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,11 @@ def bars(before: Mapping[str, int], after: Mapping[str, int], most: int = 24) ->
 
 
 def dots(values: Sequence[tuple[str, float]], low: float, high: float) -> list[Dot]:
-    """One dot per value, evenly spaced."""
-    step = (WIDTH - LEFT - RIGHT) / max(len(values) - 1, 1)
+    """One dot per value, evenly spaced; the first a little inside, where its label is clear of the axis."""
+    left = LEFT + INSET
+    step = (WIDTH - left - RIGHT) / max(len(values) - 1, 1)
     return [
-        Dot(round(LEFT + step * place, 1), _height(value, low, high), label, value)
+        Dot(round(left + step * place, 1), _height(value, low, high), label, value)
         for place, (label, value) in enumerate(values)
     ]
 
