@@ -24,7 +24,16 @@ def check_evidence(record: EvidenceRecord, predicate: Predicate) -> str:
     target = predicate.bound.distance_target
     if max(record.distance, distance) > target * (1 + RELATIVE):
         raise EvidenceMismatch(f"Δ = {max(record.distance, distance)!r} is above Δ* = {target!r}")
-    return f"commitment opens, {_outcome(predicate)}"
+    return f"commitment opens, {_outcome(predicate)}{_unlisted(record, predicate)}"
+
+
+def _unlisted(record: EvidenceRecord, predicate: Predicate) -> str:
+    """A run of k steps has k Ritz values, or one for each dimension."""
+    runs = record.curvature.runs if record.curvature else ()
+    full = predicate.objective.dimension
+    if all(len(run.ritz_values) in (run.steps, full) for run in runs):
+        return ""
+    return "; not all Ritz values are listed, so how many steps were made is the issuer's word"
 
 
 def _outcome(predicate: Predicate) -> str:
@@ -88,6 +97,9 @@ def _check_floor(curvature: Curvature, predicate: Predicate) -> None:
 def _floor_of(run: LanczosRun, predicate: Predicate) -> float | None:
     if run.ritz_values and (run.ritz_min != min(run.ritz_values) or run.ritz_max != max(run.ritz_values)):
         raise EvidenceMismatch("the extreme Ritz values are not the extremes of those listed")
+    largest = max(abs(run.ritz_min), abs(run.ritz_max))
+    if run.ritz_max < run.ritz_min or run.rounding_slack < run.steps * 2.0**-53 * largest:
+        raise EvidenceMismatch("no Lanczos run has such Ritz values, or rounds so little")
     floor = curvature_floor(run, predicate.objective.dimension)
     if floor is None or run.route == "direct":
         return floor
@@ -112,19 +124,19 @@ def distance_b2(gradient_norm: float, rounding_error: float, floor: float, hessi
     0.010557281
     """
     gradient = _up(gradient_norm + rounding_error)
-    h = _up(hessian_lipschitz * gradient / floor**2)
-    root = math.sqrt(max(0.0, 1 - 2 * h))
-    return 2 * gradient / (floor * (1 + root)) * (1 + 1e-15)
+    h = hessian_lipschitz * gradient / floor**2 * (1 + 2**-50)
+    root = math.sqrt(max(0.0, 1 - 2 * h - 2**-52)) * (1 - 2**-51)
+    return 2 * gradient / (floor * (1 + root)) * (1 + 2**-49)
 
 
 def curvature_floor(run: LanczosRun, dimension: int) -> float | None:
     """θ_min - ε_k·range less the rounding slack, with probability at least 1 - p_j; None if k is too small.
 
-    Kuczyński & Woźniakowski 1992, at both ends: √ε_k = ln(3.296·√d/p_j)/(2k - 1), ε_k < 1/2, and
-    range ≤ (θ_max - θ_min)/(1 - 2ε_k).
+    Kuczyński & Woźniakowski 1992, at both ends: √ε_k = ln(3.296·√d/p_j)/(2k - 1), ε_k < 1/4 (the slack's
+    own estimate of ‖A‖ needs that), and range ≤ (θ_max - θ_min)/(1 - 2ε_k).
     """
     spread = (math.log(3.296 * math.sqrt(dimension) / run.failure_probability) / (2 * run.steps - 1)) ** 2
-    if not spread < 0.5:
+    if not spread < 0.25:
         return None
     width = (run.ritz_max - run.ritz_min) / (1 - 2 * spread)
     return run.ritz_min - spread * width - run.rounding_slack

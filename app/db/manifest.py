@@ -121,6 +121,12 @@ class Manifest(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _delta_outlasts_curvature(self) -> Self:
+        if self.policy.delta - self.failure_probability < privacy.SMALLEST_DELTA:
+            raise ValueError("delta is too small for a network: measuring its curvature would use it up")
+        return self
+
+    @model_validator(mode="after")
     def _method_fits_family(self) -> Self:
         """What a verifier knows of a family decides what may be claimed for it."""
         method, convex = self.policy.method, self.family in CONVEX_FAMILIES

@@ -9,16 +9,22 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from safetensors.torch import save
+from sqlalchemy import select
 from torch import nn
 
 from app.bootstrap import Services
+from app.clock import now
 from app.db import manifest as manifests
+from app.db import transitions
 from app.db.manifest import Manifest
+from app.db.states import JobState
+from app.db.tables import Job
 from tests.integration.harness import MANIFEST, dataset
 from tests.integration.model_api import Api, newest_statement, work
 from worker.engine.networks.architectures import Mlp, initial_point, shapes
 from worker.loading import families
 from worker.loading.families import network_family
+from worker.pipeline import curvature
 
 # What the database is makes no difference to a network; the pipeline's own tests run on both.
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -79,6 +85,45 @@ def test_an_erasure_from_a_network_is_certified_under_a_condition(api: Api, serv
     assert {"retraining-reaches-reference", "curvature-rounding"} <= named
     verdict = verified(api, said.certificate_id)
     assert verdict["verified"], [line for line in verdict["lines"] if line["ok"] is False]
+
+
+def test_attempts_share_the_probability_that_measuring_may_fail(
+    api: Api, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+    original = curvature.certify_nearer
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        given.append(kwargs["failure_probability"])
+        if len(given) < 3:
+            raise RuntimeError("the machine went away")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(curvature, "certify_nearer", noted)
+    register(api, services)
+    api.erase("s0", "s1")
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            work(services)
+        _begin_again(services)
+    work(services)
+    assert given == [5e-10, 2.5e-10, 1.25e-10]
+    assert newest_statement(services).predicate.bound.failure_probability == pytest.approx(1e-9)
+
+
+def _begin_again(services: Services) -> None:
+    with services.database.writing() as session:
+        job = session.scalars(select(Job).where(Job.state == JobState.RUNNING)).one()
+        transitions.attempt_failed(session, job, error="x", now=now(), max_attempts=5, backoff=0.0)
+
+
+def test_where_delta_is_used_up_the_model_is_retrained(api: Api, services: Services) -> None:
+    policy = MANIFEST["policy"] | {"curvature_probability": 5e-6, "lifetime_epsilon": 900.0}
+    assert register(api, services, policy=policy)["state"] == "ready"
+    for subjects in (("s0", "s1"), ("s2", "s3")):
+        api.erase(*subjects)
+        work(services)
+    assert newest_statement(services).predicate.mechanism == "retrain"
 
 
 def test_a_network_without_an_anchor_is_rejected_with_the_reason(api: Api, services: Services) -> None:

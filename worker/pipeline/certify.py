@@ -15,6 +15,7 @@ from app.db.tables import Certificate
 from certificate import envelope, statement
 from certificate.chain import extend_lifetime
 from certificate.predicate import Lifetime
+from certificate.privacy import SMALLEST_DELTA
 from worker.engine.networks.kantorovich import Kantorovich
 from worker.engine.networks.nearing import ENOUGH
 from worker.engine.published.outcome import PublishedResult
@@ -39,20 +40,22 @@ class Refusal:
     """What was drawn and must be kept for a decision."""
 
 
+def room_for(context: Context, mechanism: Method) -> Lifetime | Refusal:
+    """The lifetime with one more release, if the policy has room for it: known before anything is solved."""
+    terms, delta = terms_of(context.manifest, mechanism), context.manifest.policy.delta
+    last = _last(context)
+    before = 0.0 if last is None or mechanism == "retrain" else _lifetime(last).running_failure_probability
+    if delta - (before + terms.failure_probability) < SMALLEST_DELTA:
+        return Refusal(HeldReason.BUDGET, "measuring curvature once more would use up δ")
+    lifetime = lifetime_after(context, mechanism, terms)
+    return budget_refusal(lifetime) or lifetime
+
+
 def lifetime_after(context: Context, mechanism: Method | Literal["discarded"], terms: Terms) -> Lifetime:
-    """The running sum with one more release; the policy alone decides it, before anything is solved."""
-    with context.services.database.reading() as session:
-        last = session.scalar(
-            select(Certificate)
-            .where(Certificate.model_id == context.model.id)
-            .order_by(Certificate.chain_index.desc())
-            .limit(1)
-        )
-    previous = (
-        None if last is None else statement.parse(envelope.parse(last.envelope).payload).predicate.lifetime
-    )
+    """The running sum with one more release."""
+    last = _last(context)
     return extend_lifetime(
-        previous,
+        None if last is None else _lifetime(last),
         None if last is None else last.digest,
         mechanism=mechanism,
         shift=terms.shift,
@@ -61,6 +64,20 @@ def lifetime_after(context: Context, mechanism: Method | Literal["discarded"], t
         delta=context.manifest.policy.delta,
         cap=context.manifest.policy.lifetime_epsilon,
     )
+
+
+def _last(context: Context) -> Certificate | None:
+    with context.services.database.reading() as session:
+        return session.scalar(
+            select(Certificate)
+            .where(Certificate.model_id == context.model.id)
+            .order_by(Certificate.chain_index.desc())
+            .limit(1)
+        )
+
+
+def _lifetime(certificate: Certificate) -> Lifetime:
+    return statement.parse(envelope.parse(certificate.envelope).payload).predicate.lifetime
 
 
 def budget_refusal(lifetime: Lifetime) -> Refusal | None:

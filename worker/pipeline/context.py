@@ -14,8 +14,8 @@ from app.bootstrap import Services
 from app.clock import now
 from app.db import paths, transitions
 from app.db.manifest import Manifest
-from app.db.states import FileKind, PartRole, VersionState
-from app.db.tables import Batch, DatasetPart, Job, Model, ModelFile, Version
+from app.db.states import BatchState, FileKind, PartRole, VersionState
+from app.db.tables import Batch, BatchEvent, DatasetPart, Job, Model, ModelFile, Version
 
 PROGRESS_SECONDS = 0.25  # at most a few times a second
 LOOK_SECONDS = 0.5
@@ -81,6 +81,16 @@ class Context:
         batch.progress = self._unsaid
         transitions.add_event(session, batch.id, "progress", self._unsaid, now())
         self._unsaid = None
+
+    def times_begun(self) -> int:
+        """Of this batch, now included; `Job.attempt` begins anew when somebody tries again by hand."""
+        assert self.batch is not None
+        of_state = select(BatchEvent.data).where(
+            BatchEvent.batch_id == self.batch.id, BatchEvent.kind == "state"
+        )
+        with self.services.database.reading() as session:
+            found = [data for data in session.scalars(of_state) if data["state"] == BatchState.RUNNING]
+        return max(1, len(found))
 
     def is_over(self) -> bool:
         """Whether the job was taken from this attempt, as by a cancellation; cheap to ask at each product."""

@@ -30,7 +30,8 @@ def measured(context: Context, solved: Solved) -> tuple[Solved, Kantorovich]:
         network_of(manifest, objective),
         solved.w,
         target=manifest.policy.target_distance,
-        failure_probability=manifest.failure_probability,
+        # each attempt is an event of its own, and whichever succeeds is released: together they spend p
+        failure_probability=manifest.failure_probability / 2 ** context.times_begun(),
         settings=solver_settings(manifest),
         gradient=_gradient(solved),
         budget_products=manifest.policy.curvature_products,

@@ -15,12 +15,10 @@ from certificate.keys import Signer
 from worker.pipeline.append import resolve_append
 from worker.pipeline.certify import (
     Refusal,
-    budget_refusal,
     claim_for,
-    lifetime_after,
     noise_refusal,
+    room_for,
 )
-from worker.pipeline.claim import terms_of
 from worker.pipeline.context import CannotContinue, Context
 from worker.pipeline.evaluate import evaluate
 from worker.pipeline.held import carry_out, keep, made_before, restore
@@ -127,9 +125,9 @@ def _show(context: Context, resolved: Resolved) -> None:
 def _attempt(
     context: Context, resolved: Resolved, mechanism: Method, signer: Signer, scratch: Path
 ) -> Refusal | None:
-    lifetime = lifetime_after(context, mechanism, terms_of(context.manifest, mechanism))
-    if refusal := budget_refusal(lifetime):
-        return refusal
+    lifetime = room_for(context, mechanism)
+    if isinstance(lifetime, Refusal):
+        return lifetime
     context.step("solve")
     solved = solve(context, resolved, mechanism, scratch)
     context.step("certify")

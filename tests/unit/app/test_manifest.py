@@ -97,6 +97,7 @@ def test_sigma_follows_from_the_policy_alone() -> None:
         (MLP | {"bias": False}, "bias cannot be false"),
         (MLP | {"policy": {"method": "guo2020"}}, "convex in the weights"),
         (MLP | {"policy": {"curvature_probability": 1e-5}}, "half of delta"),
+        (MLP | {"policy": {"delta": 1.5e-15}}, "would use it up"),
         (CNN | {"network": {"image": [3, 2, 2], "channels": [[4, 1]]}}, "number of pixels"),
         ({"network": {"hidden": [8]}}, "a softmax model has no network"),
         (

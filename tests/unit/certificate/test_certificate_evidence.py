@@ -78,6 +78,32 @@ def test_a_ritz_value_is_not_a_floor():
     refused(with_evidence("tr-conditional", curvature=curvature), 8, "Ritz values give")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ritz_max": -1e3, "ritz_values": ()},  # a negative range would lift the floor above θ_min
+        {"rounding_slack": 0.0},
+    ],
+)
+def test_ritz_values_that_no_run_has_are_refused(change):
+    curvature = lanczos()
+    runs = (curvature.runs[0].model_copy(update=change), *curvature.runs[1:])
+    evidence = with_evidence("tr-conditional", curvature=curvature.model_copy(update={"runs": runs}))
+    refused(evidence, 8, "no Lanczos run has")
+
+
+def test_steps_without_their_ritz_values_are_the_issuers_word_and_it_says_so():
+    curvature = lanczos()
+    whole = curvature.runs[0].model_copy(update={"ritz_values": (*([0.05] * 399), 1.0)})
+    told = with_evidence("tr-conditional", curvature=curvature.model_copy(update={"runs": (whole,)}))
+    assert "issuer's word" not in line(told, 8)
+    assert "issuer's word" in line(with_evidence("tr-conditional", curvature=curvature), 8)
+
+
+def line(report, number):
+    return next(each.detail for each in report.lines if each.number == number)
+
+
 def test_the_split_route_adds_lambda():
     run = (
         lanczos()

@@ -1,6 +1,7 @@
 """The curvature floor: Kuczyński & Woźniakowski's probability on many matrices, rounding, bookkeeping."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -89,7 +90,7 @@ def test_slack_covers_products_that_are_off(error: float) -> None:
     floor = floor_of(run, D)
     assert floor is not None
     assert run.ritz_min > 0.5
-    assert 0.5 - 10 * error - 1e-9 < floor < 0.5
+    assert 0.5 - 20 * error - 1e-9 < floor < 0.5
 
 
 def test_slack_sees_a_product_that_is_not_symmetric() -> None:
@@ -144,3 +145,43 @@ def test_any_number_of_looks_spends_less_than_allowed() -> None:
 def test_a_cancelled_product_ends_the_run() -> None:
     lanczos = Lanczos(lambda v: v * math.nan, D, gaussian=seeded(7))
     assert not lanczos.extend(5)
+
+
+def start_with(first: float) -> Callable[[int], torch.Tensor]:
+    """A start with next to nothing of the first eigenvector; later draws are like any other."""
+    gaussian, made = seeded(8), list[int]()
+
+    def draw(count: int) -> torch.Tensor:
+        found = gaussian(count)
+        if not made:
+            found[0] = first
+        made.append(count)
+        return found
+
+    return draw
+
+
+@pytest.mark.parametrize("first", [0.0, 1e-15, 1e-12, 1e-9])
+def test_a_space_that_seems_invariant_proves_no_more_than_the_steps_made(first: float) -> None:
+    """Two clusters: after two steps nothing is left, and the least eigenvalue has not been seen."""
+    spectrum = torch.cat([torch.tensor([0.25]), torch.ones(19), torch.full((20,), 2.0**20)]).double()
+    lanczos = Lanczos(lambda v: spectrum * v, D, gaussian=start_with(first))
+    for steps in (2, 3, 4, 10, 30):
+        lanczos.extend(steps)
+        run = lanczos.run("direct", 10**6, 1e-9)
+        assert run.steps == lanczos.products == steps
+        assert len(run.ritz_values) == steps
+        floor = floor_of(run, D)
+        assert floor is None or floor <= 0.25
+    lanczos.extend(D)
+    assert lanczos.exhausted
+    assert lanczos.extremes()[0] == pytest.approx(0.25, abs=1e-6)
+
+
+def test_a_product_that_is_nothing_has_the_spectrum_zero() -> None:
+    lanczos = Lanczos(torch.zeros_like, D, gaussian=seeded(9))
+    assert lanczos.extend(D - 1)
+    assert lanczos.extremes() == (0.0, 0.0)
+    floor = floor_of(lanczos.run("split", D - 1, 1e-9), D)
+    assert floor is not None
+    assert -1e-12 < floor <= 0

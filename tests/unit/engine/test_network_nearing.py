@@ -1,6 +1,8 @@
 """From where a solve ended to a certified point: nearer where B2 asks for it, and no work done twice."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from certified_networks import DENSE, minimiser, network_problem, seeded
 
 from worker.engine.networks import nearing
 from worker.engine.networks.kantorovich import Kantorovich, Verdict
+from worker.engine.networks.lipschitz import LipschitzBound
 from worker.engine.networks.nearing import Neared, certify_nearer
 from worker.engine.networks.objective import NetworkObjective
 from worker.engine.objective import CertifiedGradient
@@ -71,9 +74,9 @@ def test_what_a_sample_says_is_never_what_certifies(monkeypatch: pytest.MonkeyPa
     """A guess of M that is far too small sends nobody nearer; the bound over all rows still does."""
     original = nearing.guessed_lipschitz
 
-    def blind(*args: object) -> object:
-        guess = original(*args)  # type: ignore[arg-type]
-        return type(guess)(1e-12, guess.radius, guess.hessian, guess.derivation, guess.passes)
+    def blind(*args: Any) -> LipschitzBound:
+        guess = original(*args)
+        return replace(guess, value=1e-12)
 
     monkeypatch.setattr(nearing, "guessed_lipschitz", blind)
     _, exact, found = near(0.02)

@@ -23,7 +23,8 @@ Gaussian: TypeAlias = Callable[[int], Tensor]
 
 _BOTH_ENDS = 3.296  # 2·1.648: each end of the spectrum fails with probability p/2 at most
 _COARSEST = 0.25  # of ε_k: beyond, the slack's estimate of ‖A‖ from the Ritz values would not hold
-_BREAKDOWN = 1e-12  # a residual this small beside the spectrum: the Krylov space is invariant
+_SMALL = 1e-12  # a residual this small beside the spectrum has lost digits to cancellation
+_NOTHING = 64 * UNIT  # one this small has lost them all: the Krylov space is invariant, as far as can be seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +109,17 @@ class Lanczos:
         device: torch.device | str = "cpu",
     ) -> None:
         self._product, self._dimension, self._rounding = product, dimension, rounding
-        start = reduce(gaussian(dimension).to(device, torch.float64))  # a sum of normals is one, on all ranks
+        self._gaussian, self._reduce, self._device = gaussian, reduce, device
+        start = self._normal()
         self._basis = torch.empty(min(dimension + 1, 32), dimension, dtype=torch.float64, device=device)
         self._basis[0] = start / torch.linalg.vector_norm(start)
         self.diagonal: list[float] = []
         self.off: list[float] = []  # off[j] = β_j couples q_j and q_{j+1}
         self._defect = 0.0  # Σ_j ‖A·q_j - Q·T_j‖², as far as computed
         self.products = 0
-        self.exhausted = False  # the Krylov space is invariant: more steps would change nothing
+        self.exhausted = (
+            False  # every dimension is in Q: T has all eigenvalues, and more steps change nothing
+        )
 
     def extend(self, steps: int) -> bool:
         """Grow to `steps` steps; False when a product is not finite, as after a cancellation."""
@@ -125,7 +129,7 @@ class Lanczos:
         return True
 
     def run(self, route: Route, steps: int, failure_probability: float) -> LanczosRun:
-        """What is known now, said of `steps` steps; an exhausted space is that of any later step too."""
+        """What is known now, said of the steps made, or of any number once the space is exhausted."""
         values = self.ritz_values()
         return LanczosRun(
             route=route,
@@ -180,15 +184,42 @@ class Lanczos:
         self.diagonal.append(alpha)
         known = alpha * q + (self.off[j - 1] * self._basis[j - 1] if j else 0.0)
         scale = max(abs(alpha), *(self.off or [0.0]), size)
-        if beta <= _BREAKDOWN * scale or j + 1 >= self._dimension:
+        if j + 1 >= self._dimension:
             self.exhausted = True
             left = image - known
         else:
             self.off.append(beta)
-            self._store(j + 1, rest / beta)
+            self._store(j + 1, rest / beta if beta > _SMALL * scale else self._across(basis, rest, size))
             left = image - known - beta * self._basis[j + 1]
         self._defect += (float(torch.linalg.vector_norm(left)) + 8 * UNIT * size) ** 2
         return True
+
+    def _normal(self) -> Tensor:
+        """(d,) the same on all ranks, where a sum of normals is one."""
+        return self._reduce(self._gaussian(self._dimension).to(self._device, torch.float64))
+
+    def _across(self, basis: Tensor, rest: Tensor, size: float) -> Tensor:
+        """The next direction where little is left of A·q_j: what is left, orthogonalised once more.
+
+        To stop here and speak of any number of steps would be wrong: a start that has next to nothing of
+        some eigenvector stops just so, and more often than the probability that KW allow for it. If all of
+        it is rounding, the space is invariant, and any direction across it continues it; a fresh one may
+        find what the start has missed. What it is not exactly is in the measured defect.
+        """
+        for candidate in (rest, self._normal(), self._normal()):
+            length = float(torch.linalg.vector_norm(candidate))
+            if length <= _NOTHING * size or length == 0:
+                continue
+            q = candidate / length
+            for _ in range(3):
+                q = q - basis.T @ (basis @ q)
+                length = float(torch.linalg.vector_norm(q))
+                if length < 1e-3:
+                    break
+                q = q / length
+            else:
+                return q
+        return rest / rest.new_tensor(math.nan)  # not finite: the caller gives up
 
     def _store(self, index: int, q: Tensor) -> None:
         if index >= len(self._basis):

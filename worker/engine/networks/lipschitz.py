@@ -30,11 +30,13 @@ _PIECE_BYTES = 48 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class LipschitzBound:
-    """‖∇³f‖ ≤ `value` on B(w, radius); `hessian` bounds ‖∇²f‖ there, without λ."""
+    """‖∇³f‖ ≤ `value` on B(w, radius); `hessian` bounds ‖∇²f‖ there, without λ; `logits` the mean of
+    ‖z'‖² + ‖z''‖ for a unit direction: what curvature would be if the loss were nowhere flat."""
 
     value: float
     radius: float
     hessian: float
+    logits: float
     derivation: str
     passes: float
 
@@ -68,12 +70,14 @@ def hessian_lipschitz(
     else:
         sums = _sums(objective, spec, ball, radius)
     means = sums / objective.total
-    third, second = means[: depth**3].view((depth,) * 3), means[depth**3 :].view(depth, depth)
+    third = means[: depth**3].view((depth,) * 3)
+    second, moved = means[depth**3 :].view(2, depth, depth)
     gains = ", ".join(f"{it.gain:.3g}" for it in ball)
     return LipschitzBound(
         value=cubic_norm(third) * _INFLATION,
         radius=radius,
         hessian=quadratic_norm(second) * _INFLATION,
+        logits=quadratic_norm(moved) * _INFLATION,
         derivation=f"layer recursion, {spec.activation}, operator norms {gains}",
         passes=1.0 + objective.loss.outputs / 3,  # a sweep without weight gradients: a third of a pass
     )
@@ -81,19 +85,20 @@ def hessian_lipschitz(
 
 def derivative_sums(
     objective: NetworkObjective, spec: Mlp | AllCnn, w: Tensor, radius: float
-) -> Tensor:  # (L³ + L²,)
-    """The forms of the third and the second derivative, summed over all rows of all ranks."""
+) -> Tensor:  # (L³ + 2L²,)
+    """The forms of the third and second derivative and of the logits', summed over all rows of all ranks."""
     return _sums(objective, spec, _ball(objective, spec, w, radius), radius)
 
 
 def _sums(objective: NetworkObjective, spec: Mlp | AllCnn, ball: list[Linear], radius: float) -> Tensor:
     depth = len(ball)
-    sums = torch.zeros(depth**3 + depth**2, dtype=torch.float64, device=objective.device)
+    sums = torch.zeros(depth**3 + 2 * depth**2, dtype=torch.float64, device=objective.device)
     for chunk, targets in objective.chunks():
         size = _piece(spec, objective.loss, chunk)
         for x, y in zip(torch.split(chunk, size), torch.split(targets, size), strict=True):
             row = _Rows(ball, spec, objective.loss, x, y, radius)
-            sums += torch.cat([row.third().sum(0).reshape(-1), row.second().sum(0).reshape(-1)])
+            forms = (row.third(), row.second(), row.moved())
+            sums += torch.cat([form.sum(0).reshape(-1) for form in forms])
     return objective.reduce(sums)
 
 
@@ -109,13 +114,15 @@ def product_rounding(
     """How far rounding to `unit` moves H·v or S·v for a unit v: a model, with a margin of sixteen.
 
     Inside a row rounding acts like a change of each weight by γ_K of itself, K counting the additions along a
-    path, and so moves the Hessian by M·γ_K·‖w‖; the sums over rows and positions err by γ of their terms.
+    path, and so moves the Hessian by M·γ_K·‖w‖; the sums over rows and positions err by γ of their terms. The
+    loss's own derivatives err by units of 1, however flat the loss is: that is times ‖z'‖² + ‖z''‖.
     """
     inside = 3 * sum(shape[0] + math.prod(shape[1:]) for shape in objective.shapes.values())
     positions = Layered(spec, objective.loss).positions
     across = objective.chunk_rows * positions + objective.rows.count / objective.chunk_rows
     size = float(torch.linalg.vector_norm(w))
     terms = inside * bound.value * size + (inside + across) * bound.hessian + 8 * objective.lam
+    terms += (objective.loss.link.absolute + 4) * bound.logits
     return 16 * unit * terms
 
 
@@ -167,6 +174,11 @@ class _Rows:
         """f'' = ℓ''[z', z'] + ⟨q, z''⟩ ≤ (c, L, L)[ν, ν]."""
         z1 = self._z1()
         return _scaled(self.loss.second, _two(z1, z1)) + self._bent(self.value)
+
+    def moved(self) -> Tensor:
+        """‖z'‖² + ‖z''‖ ≤ (c, L, L)[ν, ν], by operator norms: of every direction of the logits."""
+        s1, s2 = self.motion.s1[-1], self.motion.s2[-1]
+        return _two(s1, s1) + s2
 
     def third(self) -> Tensor:
         """f''' = ℓ'''[z', z', z'] + 3·ℓ''[z', z''] + ⟨q, z'''⟩ ≤ (c, L, L, L)[ν, ν, ν]."""

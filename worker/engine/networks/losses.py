@@ -63,7 +63,7 @@ class CrossEntropy:
         powers = shifted.exp()
         mass = powers.sum(1, keepdim=True)
         p = powers / mass
-        stiffness = (2 * p * (1 - p)).amax(1) + 64 * UNIT
+        stiffness = (2 * p * (1 - p)).amax(1) + max(64, 4 * self.link.absolute) * UNIT
         q = p.scatter_add(1, labels, p.new_full((len(p), 1), -1.0))
         return Residual(mass.log().sum() - own, q, stiffness)
 

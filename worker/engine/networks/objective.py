@@ -247,8 +247,8 @@ class NetworkObjective:
         bound = gradient_rounding(
             evaluation=sums.evaluation,
             mass=sums.mass,
-            # inside a chunk, across chunks, across ranks
-            additions=self.chunk_rows * self._layered.positions + chunks + self._ranks,
+            # inside a chunk (another rank's may have a row more), across chunks, across ranks
+            additions=(self.chunk_rows + 1) * self._layered.positions + chunks + self._ranks,
             total=self.total,
             pull=self.lam * float(torch.linalg.vector_norm(offset)),
             norm=float(torch.linalg.vector_norm(gradient)),

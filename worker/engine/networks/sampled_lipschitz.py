@@ -44,4 +44,4 @@ def sampled_lipschitz(
             u = math.copysign(1.0, value) * bend + abs(value) * u  # shifted power step, keeps the ascent
             u /= torch.linalg.vector_norm(u).clamp(min=1e-300)
     passes = 2 * starts * steps * sample.total / objective.total
-    return LipschitzBound(best, radius, hessian, f"sampled: {starts * steps} directions", passes)
+    return LipschitzBound(best, radius, hessian, 0.0, f"sampled: {starts * steps} directions", passes)
