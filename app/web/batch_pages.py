@@ -17,14 +17,14 @@ from app.bootstrap import Services
 from app.db.states import BatchState, Decision
 from app.db.tables import Batch
 from app.errors import NotFound
-from app.paging import paged
 from app.streams import Stream, Watched
 from app.web import queries
 from app.web.guard import DecidesOnModels, OwnForm, SeesModels, sessions_of
+from app.web.listing import listing
 from app.web.pages import PageRoute, page
 
 router = APIRouter(prefix="/batches", route_class=PageRoute, include_in_schema=False)
-ROWS, STEPS, EVENTS = 50, 200, 100
+STEPS, EVENTS = 200, 100
 
 
 @dataclass(frozen=True)
@@ -87,17 +87,7 @@ def list_batches(
     request: Request, caller: SeesModels, services: ServicesOf, cursor: UUID | None = None
 ) -> Response:
     query = repository.of_tenant(caller.tenant_id)
-    with services.database.reading() as session:
-        found = paged(
-            session,
-            query,
-            Batch.id,
-            limit=ROWS,
-            cursor=cursor,
-            show=lambda batch: service.shown(session, batch),
-        )
-        total = queries.size_of(session, query)
-    return page(request, "batches.html", found=found, total=total, later=cursor is not None)
+    return listing(request, services, "batches.html", query, Batch.id, cursor=cursor, show=service.shown)
 
 
 @router.get("/{batch_id}")

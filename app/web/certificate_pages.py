@@ -14,18 +14,16 @@ from app.certificates.verification import FILE_LINE, checked, material
 from app.db.states import VersionState
 from app.db.tables import Certificate
 from app.models.schemas import ModelName
-from app.paging import paged
 from app.versions import endpoints as versions
 from app.versions.schemas import VersionNumber
-from app.web import queries
 from app.web.guard import SeesCertificates, TakesCheckpoints
+from app.web.listing import listing
 from app.web.pages import PageRoute, page
 from certificate import envelope, statement
 from certificate.pack import Pack
 from certificate.statement import Statement
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-ROWS = 50
 
 
 @dataclass(frozen=True)
@@ -51,14 +49,15 @@ def list_certificates(
     request: Request, caller: SeesCertificates, services: ServicesOf, cursor: UUID | None = None
 ) -> Response:
     query = repository.of_tenant(caller.tenant_id)
-    with services.database.reading() as session:
-        found = paged(session, query, Certificate.id, limit=ROWS, cursor=cursor, show=summary_shown)
-        total = queries.size_of(session, query)
-    return page(request, "certificates.html", found=found, total=total, later=cursor is not None)
-
-
-def summary_shown(found: Certificate) -> Any:
-    return summary(found)
+    return listing(
+        request,
+        services,
+        "certificates.html",
+        query,
+        Certificate.id,
+        cursor=cursor,
+        show=lambda _, found: summary(found),
+    )
 
 
 @router.get("/certificates/keys.json")

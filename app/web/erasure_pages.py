@@ -15,13 +15,12 @@ from app.erasures import receipts, repository, service
 from app.erasures.receipts import CURSOR, ReceiptPage
 from app.errors import Gone, NotFound
 from app.models.schemas import ModelName
-from app.paging import paged
 from app.web import queries
 from app.web.guard import SeesErasures
+from app.web.listing import ROWS, listing
 from app.web.pages import PageRoute, page
 
 router = APIRouter(prefix="/erasures", route_class=PageRoute, include_in_schema=False)
-ROWS = 50
 Text = Annotated[str, Query(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
@@ -48,28 +47,21 @@ def list_erasures(
         overdue_at=now() if overdue else None,
     )
     with services.database.reading() as session:
-        found = paged(
-            session,
-            query,
-            Erasure.id,
-            limit=ROWS,
-            cursor=cursor,
-            show=lambda erasure: service.shown(session, erasure),
-        )
-        total = queries.size_of(session, query)
         names = queries.model_names(session, caller.tenant_id)
     chosen = {"q": wanted, "state": state, "model": model, "overdue": overdue}
-    return page(
+    return listing(
         request,
+        services,
         "erasures.html",
-        found=found,
-        total=total,
+        query,
+        Erasure.id,
+        cursor=cursor,
+        show=service.shown,
         models=names,
         chosen=chosen,
         chosen_query=urlencode(
             {name: str(value).lower() if value is True else value for name, value in chosen.items() if value}
         ),
-        later=cursor is not None,
     )
 
 

@@ -15,16 +15,16 @@ from app.db.tables import Certificate, Model
 from app.ledger import service as ledgers
 from app.models import repository, service
 from app.models.schemas import ModelName, ModelShown
-from app.paging import paged
 from app.versions import repository as versions
 from app.web import queries
 from app.web.certificate_pages import read
 from app.web.guard import SeesModels
+from app.web.listing import ROWS, listing
 from app.web.pages import PageRoute, page
 from certificate.evidence import EvidenceRecord
 
 router = APIRouter(prefix="/models", route_class=PageRoute, include_in_schema=False)
-ROWS, RELEASES, BATCHES = 50, 40, 5
+RELEASES, BATCHES = 40, 5
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,7 @@ def list_models(
     request: Request, caller: SeesModels, services: ServicesOf, cursor: UUID | None = None
 ) -> Response:
     query = repository.of_tenant(caller.tenant_id)
-    with services.database.reading() as session:
-        found = paged(
-            session,
-            query,
-            Model.id,
-            limit=ROWS,
-            cursor=cursor,
-            show=lambda model: service.shown(session, model),
-        )
-        total = queries.size_of(session, query)
-    return page(request, "models.html", found=found, total=total, later=cursor is not None)
+    return listing(request, services, "models.html", query, Model.id, cursor=cursor, show=service.shown)
 
 
 @router.get("/{name}")
