@@ -1,7 +1,7 @@
 """Rule B2 on a batch: from where the solve ended to a point that is certified, and into the evidence."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from app.db.manifest import NETWORK_FAMILIES, Manifest
 from app.db.transitions import TokenLost
@@ -70,18 +70,7 @@ def recorded(found: Kantorovich) -> evidence.Curvature:
     assert found.curvature is not None
     return evidence.Curvature(
         floor=found.floor,
-        runs=tuple(
-            evidence.LanczosRun(
-                route=run.route,
-                steps=run.steps,
-                failure_probability=run.failure_probability,
-                ritz_min=run.ritz_min,
-                ritz_max=run.ritz_max,
-                ritz_values=run.ritz_values,
-                rounding_slack=run.rounding_slack,
-            )
-            for run in found.curvature.runs
-        ),
+        runs=tuple(evidence.LanczosRun(**asdict(run)) for run in found.curvature.runs),
         hessian_lipschitz=found.lipschitz,
         hessian_lipschitz_source=found.source,
         hessian_lipschitz_derivation=found.derivation,

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from certificate.evidence import Curvature, LanczosRun
 from certificate.evidence_check import curvature_floor as recomputed_floor
 from certificate.evidence_check import distance_b2
 from worker.engine.bounds import kantorovich_distance, needed_floor
@@ -19,6 +18,7 @@ from worker.engine.networks.advice import smallest_certifiable_lambda
 from worker.engine.networks.architectures import Mlp, Spec
 from worker.engine.networks.kantorovich import Kantorovich, Verdict, certify
 from worker.engine.networks.objective import NetworkObjective
+from worker.pipeline.curvature import recorded
 
 positive = st.floats(-12, 6).map(lambda power: 10**power)
 
@@ -95,34 +95,13 @@ def test_the_split_is_taken_where_it_is_cheaper_and_bounds_the_same_hessian() ->
 
 def test_a_verifier_comes_to_the_same_distance() -> None:
     objective, _, _, found = certified(DENSE[1], 5, 1.0, 1e-6)
-    assert found.curvature is not None
-    runs = tuple(
-        LanczosRun(
-            route=run.route,
-            steps=run.steps,
-            failure_probability=run.failure_probability,
-            ritz_min=run.ritz_min,
-            ritz_max=run.ritz_max,
-            ritz_values=run.ritz_values,
-            rounding_slack=run.rounding_slack,
-        )
-        for run in found.curvature.runs
-    )
-    record = Curvature(
-        floor=found.floor,
-        runs=runs,
-        hessian_lipschitz=found.lipschitz,
-        hessian_lipschitz_source=found.source,
-        hessian_lipschitz_derivation=found.derivation,
-        ball_radius=found.radius,
-        kantorovich=found.h,
-    )
+    record = recorded(found)
     floors = [
         (recomputed_floor(run, objective.dimension) or -1) + (objective.lam if run.route == "split" else 0)
         for run in record.runs
     ]
     assert record.floor <= max(floors) * (1 + 1e-12)
-    assert math.fsum(run.failure_probability for run in runs) <= 1e-9
+    assert math.fsum(run.failure_probability for run in record.runs) <= 1e-9
     theirs = distance_b2(found.gradient_norm, found.rounding, record.floor, record.hessian_lipschitz)
     assert Fraction(found.distance) >= Fraction(theirs) * (1 - Fraction(1, 10**12))
 

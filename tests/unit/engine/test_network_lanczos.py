@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -109,15 +110,7 @@ def test_the_verifier_recomputes_the_same_floor_or_a_higher_one(steps: int, p: f
     lanczos = Lanczos(lambda v: spectrum * v, 1200, gaussian=seeded(6), rounding=1e-13)
     lanczos.extend(steps)
     run = lanczos.run("direct", steps, p)
-    recorded = RecordedRun(
-        route=run.route,
-        steps=run.steps,
-        failure_probability=run.failure_probability,
-        ritz_min=run.ritz_min,
-        ritz_max=run.ritz_max,
-        ritz_values=run.ritz_values,
-        rounding_slack=run.rounding_slack,
-    )
+    recorded = RecordedRun(**asdict(run))
     ours, theirs = floor_of(run, 1200), recomputed_floor(recorded, 1200)
     if ours is None:
         assert krylov_error(steps=steps, dimension=1200, failure_probability=p) >= 0.25
