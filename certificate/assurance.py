@@ -6,9 +6,11 @@ Used on both sides: the issuer composes the guarantee with `guarantee_for`, the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from certificate import assurance_v1
 from certificate.errors import AssuranceUnfounded
 from certificate.predicate import (
-    Assumption,
     Assurance,
     Estimate,
     Guarantee,
@@ -18,59 +20,41 @@ from certificate.predicate import (
     Rule,
 )
 from certificate.records import printable
+from certificate.statement import AnyPredicate
+from certificate.vocabulary import LIMITS, AssumptionName, Limit, Loss, Reference, RegistrationWarning
 
 # Families whose loss is convex in the weights, so that B1 needs nothing but λ.
 CONVEX_FAMILIES = frozenset({"softmax", "logistic", "ridge"})
 # Networks for which the Hessian's Lipschitz constant is derived, layer by layer, and not sampled.
 ANALYTIC_FAMILIES = frozenset({"mlp", "allcnn"})
 PUBLISHED_METHODS: frozenset[Rule] = frozenset({"tr-paper", "guo2020", "zhang2024"})
-
-ORIGINS = "declared-origins"
-FLOATING_POINT_NOISE = "floating-point-noise"
-RETRAINING_REACHES_REFERENCE = "retraining-reaches-reference"
-SAMPLED_LIPSCHITZ = "sampled-hessian-lipschitz"
-CURVATURE_ROUNDING = "curvature-rounding"
-PUBLISHED_ANALYSIS = "published-analysis"
-
-_BASIS = {
-    ORIGINS: "the model's owner declared that features, constants, anchor, λ and the policy's ε, δ and Δ* do "
-    "not depend on erasable records, nor on how an earlier attempt at this release ended",
-    FLOATING_POINT_NOISE: "Gaussian noise is drawn in double precision from a cryptographic keystream, its "
-    "tail cut at 13.3 standard deviations; attacks on its floating-point grid are not modelled",
-    RETRAINING_REACHES_REFERENCE: "retraining from the anchor is taken to reach the stationary point "
-    "certified; shown by experiment, not proved",
-    SAMPLED_LIPSCHITZ: "the Hessian's Lipschitz constant was sampled; samples bound a supremum from below",
-    CURVATURE_ROUNDING: "rounding in products with the Hessian is modelled to first order, with a margin of "
-    "sixteen, and taken to be independent of the random start of the measurement",
-    PUBLISHED_ANALYSIS: "the distance and the noise follow the method's publication, where the noise depends "
-    "on the data; its claim is repeated here and not proved",
+LOSS_OF_FAMILY: dict[str, Loss] = {
+    "softmax": "cross-entropy",
+    "logistic": "cross-entropy",
+    "ridge": "half squared error",
+    "mlp": "cross-entropy",
+    "allcnn": "cross-entropy",
+    "resnet18": "cross-entropy",
 }
+NOT_COVERED: tuple[Limit, ...] = tuple(LIMITS)
 
-_REFERENCE: dict[Rule, str] = {
-    "B1": "the minimiser of the objective on the retained records, released with the same noise",
-    "B2": "the only stationary point of the objective on the retained records near the released one, a "
-    "strict local minimiser, released with the same noise",
-    "retrain": "itself: training from the anchor on the retained records alone, released with noise",
-    "tr-paper": "the model retrained on the retained records, as the method's publication defines it",
-    "guo2020": "the model retrained on the retained records, as the method's publication defines it",
-    "zhang2024": "the model retrained on the retained records, as the method's publication defines it",
+_REFERENCE: dict[Rule, Reference] = {
+    "B1": "retained-minimiser",
+    "B2": "retained-stationary-point",
+    "retrain": "itself",
+    "tr-paper": "as-published",
+    "guo2020": "as-published",
+    "zhang2024": "as-published",
 }
-
-NOT_COVERED = (
-    "earlier versions of the model that someone kept, alone or compared with this one",
-    "which mechanism ran, when, and for how many requests and records",
-    "copies of the erased records outside this model's training data",
-)
-
-_ASSURANCE_OF_RULE: dict[Rule, frozenset[Assurance]] = {
-    "B1": frozenset({"proved"}),
-    "B2": frozenset({"conditional", "heuristic"}),
-    "retrain": frozenset({"proved"}),
-    "tr-paper": frozenset({"as-published"}),
-    "guo2020": frozenset({"as-published"}),
-    "zhang2024": frozenset({"as-published"}),
+# What each rule gives at best comes first; the second is what is left when something lowers it.
+_ASSURANCE_OF_RULE: dict[Rule, tuple[Assurance, ...]] = {
+    "B1": ("proved", "conditional"),
+    "B2": ("conditional", "heuristic"),
+    "retrain": ("proved", "conditional"),
+    "tr-paper": ("as-published",),
+    "guo2020": ("as-published",),
+    "zhang2024": ("as-published",),
 }
-
 _INEQUALITIES: dict[Rule, frozenset[Inequality]] = {
     "B1": frozenset({"distance <= target", "rounding / lambda < target"}),
     "B2": frozenset({"distance <= target", "mu0 > 0", "h < 1/2", "sum p_j <= p"}),
@@ -81,89 +65,170 @@ _INEQUALITIES: dict[Rule, frozenset[Inequality]] = {
 }
 
 
-def required_assumptions(rule: Rule, assurance: Assurance) -> tuple[str, ...]:
-    names = [ORIGINS, FLOATING_POINT_NOISE]
-    if rule == "B2":
-        names.append(RETRAINING_REACHES_REFERENCE)
-    if assurance == "heuristic":
-        names.append(SAMPLED_LIPSCHITZ)
-    if assurance == "as-published":
-        names.append(PUBLISHED_ANALYSIS)
-    return tuple(names)
+def loss_of(family: str) -> Loss:
+    """Return the loss a family is trained with, in the certificate's vocabulary."""
+    return LOSS_OF_FAMILY.get(family, "defined by a plug-in")
 
 
-def stated_assumptions(rule: Rule, assurance: Assurance) -> tuple[str, ...]:
-    """What an issuer names: all that a verifier asks for, and what early certificates did not know to say."""
-    besides = (CURVATURE_ROUNDING,) if rule == "B2" else ()
-    return (*required_assumptions(rule, assurance), *besides)
+def lowered(
+    assurance: Assurance, *, changed_after_refusal: bool, warnings: Sequence[RegistrationWarning]
+) -> Assurance:
+    """Return the tier that is left when choices may have depended on the records: conditional at best."""
+    return "conditional" if assurance == "proved" and (changed_after_refusal or warnings) else assurance
+
+
+def assumptions_for(
+    rule: Rule,
+    assurance: Assurance,
+    *,
+    changed_after_refusal: bool = False,
+    warnings: Sequence[RegistrationWarning] = (),
+    sums_floating_point_noise: bool = False,
+) -> tuple[AssumptionName, ...]:
+    """Return every assumption that a release of this kind rests on, in the order a certificate lists them."""
+    named: dict[AssumptionName, bool] = {
+        "declared-origins": True,
+        "random-generator": True,
+        "retraining-reaches-reference": rule == "B2",
+        "curvature-rounding": rule == "B2",
+        "sampled-hessian-lipschitz": assurance == "heuristic",
+        "published-analysis": assurance == "as-published",
+        "features-look-standardised": "features-look-standardised" in warnings,
+        "choices-after-refusal": changed_after_refusal,
+        "floating-point-noise": sums_floating_point_noise,
+    }
+    return tuple(name for name, needed in named.items() if needed)
 
 
 def inequalities_of(rule: Rule) -> tuple[Inequality, ...]:
-    """What a release under `rule` states, in the order a certificate lists it."""
+    """Return what a release under `rule` states, in the order a certificate lists it."""
     return tuple(sorted(_INEQUALITIES[rule]))
 
 
-def guarantee_for(*, rule: Rule, assurance: Assurance, epsilon: float, delta: float) -> Guarantee:
-    """The guarantee stated for a release by `rule`, with its assumptions and limits in words."""
+def guarantee_for(
+    *,
+    rule: Rule,
+    assurance: Assurance,
+    epsilon: float,
+    delta: float,
+    assumptions: tuple[AssumptionName, ...] | None = None,
+) -> Guarantee:
+    """Return the guarantee stated for a release by `rule`, with its assumptions and limits."""
     heuristic = assurance == "heuristic"
     return Guarantee(
         epsilon=None if heuristic else epsilon,
         delta=None if heuristic else delta,
         assurance=assurance,
         reference=_REFERENCE[rule],
-        assumptions=tuple(
-            Assumption(name=name, basis=_BASIS[name]) for name in stated_assumptions(rule, assurance)
-        ),
+        assumptions=assumptions_for(rule, assurance) if assumptions is None else assumptions,
         not_covered=NOT_COVERED,
         estimate=Estimate(epsilon=epsilon, delta=delta) if heuristic else None,
     )
 
 
-def check_assurance(predicate: Predicate) -> str:
-    """Checklist line 5; the detail to show, or `AssuranceUnfounded`."""
-    rule, assurance = predicate.bound.rule, predicate.guarantee.assurance
-    _check_mechanism(predicate.mechanism, rule)
-    if assurance not in _ASSURANCE_OF_RULE[rule]:
-        raise AssuranceUnfounded(f"rule {rule} does not give the assurance {assurance!r}")
-    _check_family(predicate)
-    if assurance in ("proved", "conditional") and not predicate.noise.data_independent:
-        raise AssuranceUnfounded(f"{assurance} needs noise that does not depend on the data")
-    _check_failure_probability(predicate)
-    named = {assumption.name for assumption in predicate.guarantee.assumptions}
-    missing = [name for name in required_assumptions(rule, assurance) if name not in named]
-    if missing:
-        raise AssuranceUnfounded(f"the certificate does not name what it rests on: {', '.join(missing)}")
-    unmet = _INEQUALITIES[rule] - set(predicate.bound.inequalities)
-    if unmet:
+def check_assurance(predicate: AnyPredicate) -> str:
+    """Check line 5 and return the detail to show, or raise `AssuranceUnfounded`."""
+    check_mechanism(predicate.mechanism, predicate.bound.rule)
+    check_family(predicate)
+    check_failure_probability(predicate)
+    return (
+        _check_v2(predicate) if isinstance(predicate, Predicate) else assurance_v1.check_assurance(predicate)
+    )
+
+
+def _check_v2(predicate: Predicate) -> str:
+    rule, guarantee = predicate.bound.rule, predicate.guarantee
+    if guarantee.assurance not in _ASSURANCE_OF_RULE[rule]:
+        raise AssuranceUnfounded(f"rule {rule} does not give the assurance {guarantee.assurance!r}")
+    _check_words(predicate)
+    _check_tier(predicate)
+    if set(predicate.bound.inequalities) != _INEQUALITIES[rule]:
         raise AssuranceUnfounded(
-            f"rule {rule} needs what the certificate does not state: {', '.join(sorted(unmet))}"
+            f"rule {rule} states exactly: {', '.join(inequalities_of(rule)) or 'nothing'}"
         )
     family = printable(predicate.objective.family)
-    return f"{assurance}, by rule {rule} on {family}, {len(named)} assumptions named"
+    return (
+        f"{guarantee.assurance}, by rule {rule} on {family}, {len(guarantee.assumptions)} assumptions named"
+    )
 
 
-def _check_mechanism(mechanism: Mechanism, rule: Rule) -> None:
+def _check_words(predicate: Predicate) -> None:
+    guarantee, objective = predicate.guarantee, predicate.objective
+    if guarantee.reference != _REFERENCE[predicate.bound.rule]:
+        raise AssuranceUnfounded(
+            f"the reference {guarantee.reference!r} is not that of rule {predicate.bound.rule}"
+        )
+    if objective.loss != loss_of(objective.family):
+        raise AssuranceUnfounded(
+            f"the family {printable(objective.family)!r} is not trained with {objective.loss}"
+        )
+    if set(guarantee.not_covered) != set(NOT_COVERED):
+        raise AssuranceUnfounded("the list of what is not covered is incomplete")
+
+
+def _check_tier(predicate: Predicate) -> None:
+    """The assumptions named are exactly those the release rests on, and the tier is lowered accordingly."""
+    guarantee, own = predicate.guarantee, predicate.guarantee.assurance
+    last = own == "as-published"
+    changed = "choices-after-refusal" in guarantee.assumptions
+    if not last and changed == predicate.noise.data_independent:
+        raise AssuranceUnfounded(
+            "data_independent is false exactly when ε, δ, Δ* or λ changed after a refusal, "
+            "which the assumption choices-after-refusal says"
+        )
+    if last and predicate.noise.data_independent:
+        raise AssuranceUnfounded("the noise of a published method depends on the data")
+    needed = assumptions_for(
+        predicate.bound.rule,
+        own,
+        changed_after_refusal=changed,
+        warnings=predicate.objective.warnings,
+        sums_floating_point_noise="floating-point-noise" in guarantee.assumptions,
+    )
+    if set(guarantee.assumptions) != set(needed):
+        odd = sorted(set(guarantee.assumptions) ^ set(needed))
+        raise AssuranceUnfounded(
+            f"the assumptions named are not those the release rests on: {', '.join(odd)}"
+        )
+    _check_lowered(predicate, changed=changed)
+
+
+def _check_lowered(predicate: Predicate, *, changed: bool) -> None:
+    rule, own = predicate.bound.rule, predicate.guarantee.assurance
+    if rule not in ("B1", "retrain"):
+        return
+    expected = lowered("proved", changed_after_refusal=changed, warnings=predicate.objective.warnings)
+    if own != expected:
+        raise AssuranceUnfounded(
+            f"with what the certificate says of itself its tier is {expected}, not {own}"
+        )
+
+
+def check_mechanism(mechanism: Mechanism, rule: Rule) -> None:
+    """Raise unless a release by `mechanism` can be bounded by `rule`."""
     allowed = {"tr": ("B1", "B2"), "discarded": tuple(_REFERENCE)}.get(mechanism, (mechanism,))
     if rule not in allowed:
         raise AssuranceUnfounded(f"mechanism {mechanism} is not bounded by rule {rule}")
 
 
-def _check_family(predicate: Predicate) -> None:
-    family = predicate.objective.family
-    if predicate.bound.rule == "B1" and family not in CONVEX_FAMILIES:
+def check_family(predicate: AnyPredicate) -> None:
+    """Raise unless the rule's condition on the family holds."""
+    family, rule = predicate.objective.family, predicate.bound.rule
+    if rule in ("B1", "guo2020") and family not in CONVEX_FAMILIES:
         raise AssuranceUnfounded(
-            f"rule B1 needs a loss convex in the weights; {printable(family)!r} is not one of "
+            f"rule {rule} needs a loss convex in the weights; {printable(family)!r} is not one of "
             f"{', '.join(sorted(CONVEX_FAMILIES))}"
         )
-    if predicate.guarantee.assurance == "conditional" and family not in ANALYTIC_FAMILIES:
+    conditional = rule == "B2" and predicate.guarantee.assurance == "conditional"
+    if conditional and family not in ANALYTIC_FAMILIES:
         raise AssuranceUnfounded(
             f"a conditional guarantee needs a derived Hessian-Lipschitz constant; of {printable(family)!r} "
             f"none is known, of {', '.join(sorted(ANALYTIC_FAMILIES))} there is"
         )
 
 
-def _check_failure_probability(predicate: Predicate) -> None:
-    """B2 estimates curvature and can fail; nothing else does, so a p elsewhere is a mistake."""
+def check_failure_probability(predicate: AnyPredicate) -> None:
+    """Raise if a rule that cannot fail claims a failure probability, or B2 claims none."""
     probability = predicate.bound.failure_probability
     if (predicate.bound.rule == "B2") != (probability > 0):
         raise AssuranceUnfounded(

@@ -7,13 +7,14 @@ those erased from then on start a new sum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from certificate.pack import LinkSummary
-from certificate.predicate import Assurance, Lifetime, Mechanism, Predicate
-from certificate.privacy import compose, epsilon_for
-from certificate.statement import Statement
+from certificate.predicate import Assurance, Lifetime, Mechanism
+from certificate.predicate_v1 import LifetimeV1
+from certificate.privacy import compose, delta_left, epsilon_for
+from certificate.statement import AnyPredicate, AnyStatement
 
 # From the strongest to the weakest.
 _STRENGTH: tuple[Assurance, ...] = ("proved", "conditional", "as-published", "heuristic")
@@ -24,56 +25,46 @@ class Link:
     """What a release contributes to the sum, and how it is tied to the one before."""
 
     digest: str
-    model_id: str
-    mechanism: Mechanism
-    release_shift: float
-    failure_probability: float
-    assurance: Assurance
-    index: int
-    previous_digest: str | None
-    checkpoint_sha256: str | None = None
-    version: int | None = None
+    statement: AnyStatement
 
-    @classmethod
-    def of_statement(cls, statement: Statement, digest: str) -> Link:
-        predicate = statement.predicate
-        return cls(
-            digest=digest,
-            model_id=predicate.model_id,
-            mechanism=predicate.mechanism,
-            release_shift=release_shift(predicate),
-            failure_probability=predicate.bound.failure_probability,
-            assurance=predicate.guarantee.assurance,
-            index=predicate.lifetime.index,
-            previous_digest=predicate.lifetime.previous_certificate_digest,
-            checkpoint_sha256=statement.checkpoint_sha256,
-            version=predicate.version,
-        )
+    @property
+    def predicate(self) -> AnyPredicate:
+        """What the certificate says."""
+        return self.statement.predicate
 
-    @classmethod
-    def of_summary(cls, summary: LinkSummary) -> Link:
-        lifetime = summary.lifetime
-        return cls(
-            digest=summary.digest,
-            model_id=summary.model_id,
-            mechanism=summary.mechanism,
-            release_shift=lifetime.release_shift,
-            failure_probability=summary.failure_probability,
-            assurance=lifetime.assurance,
-            index=lifetime.index,
-            previous_digest=lifetime.previous_certificate_digest,
-        )
+    @property
+    def mechanism(self) -> Mechanism:
+        """How the release was made."""
+        return self.predicate.mechanism
+
+    @property
+    def release_shift(self) -> float:
+        """s = Δ*/σ, recomputed."""
+        return release_shift(self.predicate)
+
+    @property
+    def assurance(self) -> Assurance:
+        """The release's own tier."""
+        return self.predicate.guarantee.assurance
+
+    @property
+    def residual(self) -> float:
+        """What the release's noise takes of δ; a retrain takes nothing, since it is its own reference."""
+        return 0.0 if self.predicate.bound.rule == "retrain" else self.predicate.noise.residual
 
 
 @dataclass(frozen=True)
 class RunningSum:
+    """What several releases spend together."""
+
     shift: float
     failure_probability: float
+    residual: float
     assurance: Assurance
 
 
-def release_shift(predicate: Predicate) -> float:
-    """s = Δ*/σ, recomputed from what the certificate says of bound and noise."""
+def release_shift(predicate: AnyPredicate) -> float:
+    """Recompute s = Δ*/σ from what the certificate says of bound and noise."""
     return predicate.bound.distance_target / predicate.noise.sigma
 
 
@@ -83,52 +74,90 @@ def since_last_retrain(links: Sequence[Link]) -> Sequence[Link]:
     return links[resets[-1] :] if resets else links
 
 
-def running_sum(links: Sequence[Link]) -> RunningSum:
-    """The sum over `links`, from the last retrain on."""
-    counted = since_last_retrain(links)
+def sum_of(links: Sequence[Link]) -> RunningSum:
+    """Compose the privacy loss of these releases. A retrain in between does not cancel earlier releases.
+
+    Certificates of version 1 used floating-point noise: a sum that a newer one states over them is
+    conditional at best.
+    """
+    tiers = [link.assurance for link in links]
+    if sums_floating_point_noise(links):
+        tiers.append("conditional")
     return RunningSum(
-        compose(link.release_shift for link in counted),
-        sum(link.failure_probability for link in counted),
-        weakest(link.assurance for link in counted),
+        compose(link.release_shift for link in links),
+        math.fsum(link.predicate.bound.failure_probability for link in links),
+        math.fsum(link.residual for link in links),
+        weakest(tiers),
     )
 
 
+def sums_floating_point_noise(links: Sequence[Link]) -> bool:
+    """Whether a certificate of version 2 ends a sum that includes one of version 1."""
+    versions = [link.predicate.format_version for link in links]
+    return bool(versions) and versions[-1] > 1 and 1 in versions
+
+
+def running_sum(links: Sequence[Link]) -> RunningSum:
+    """Compose the privacy loss of `links` from the last retrain on."""
+    return sum_of(since_last_retrain(links))
+
+
 def weakest(assurances: Iterable[Assurance]) -> Assurance:
+    """Return the weakest of these tiers."""
     return max(assurances, key=_STRENGTH.index, default="proved")
 
 
 def total_epsilon(running: RunningSum, *, delta: float) -> float | None:
-    """ε of the running sum at δ, of which the failure probabilities take their part; None when heuristic."""
+    """Return ε of the running sum at δ, of which p and the residual take their part; None when heuristic.
+
+    The residual's charge grows with ε itself. It is taken at one more than ε without it, and the result must
+    stay below that.
+    """
     if running.assurance == "heuristic":
         return None
     if running.shift == 0 and running.failure_probability == 0:
         return 0.0
-    return epsilon_for(delta=delta - running.failure_probability, shift=running.shift)
+    room = delta - running.failure_probability
+    assumed = epsilon_for(delta=room, shift=running.shift) + 1
+    left = delta_left(
+        delta=delta,
+        failure_probability=running.failure_probability,
+        residual=running.residual,
+        epsilon=assumed,
+    )
+    total = epsilon_for(delta=left, shift=running.shift)
+    if total > assumed:
+        raise ValueError("the residual of the noise uses up δ")
+    return total
 
 
 def extend_lifetime(
-    previous: Lifetime | None,
+    previous: Lifetime | LifetimeV1 | None,
     previous_digest: str | None,
     *,
     mechanism: Mechanism,
     shift: float,
     failure_probability: float,
+    residual: float,
     assurance: Assurance,
     delta: float,
     cap: float | None,
 ) -> Lifetime:
-    """The lifetime of the next release. Compare its `epsilon_total` with the cap before drawing any noise."""
-    running = RunningSum(shift, failure_probability, assurance)
+    """Return the lifetime of the next release. Compare `epsilon_total` with the cap before drawing noise."""
+    running = RunningSum(shift, failure_probability, residual, assurance)
     if previous is not None and mechanism != "retrain":
+        floor: Assurance = "conditional" if isinstance(previous, LifetimeV1) else "proved"
         running = RunningSum(
             compose([previous.running_shift, shift]),
             previous.running_failure_probability + failure_probability,
-            weakest([previous.assurance, assurance]),
+            previous.running_residual + residual,
+            weakest([previous.assurance, floor, assurance]),
         )
     return Lifetime(
         release_shift=shift,
         running_shift=running.shift,
         running_failure_probability=running.failure_probability,
+        running_residual=running.residual,
         epsilon_total=total_epsilon(running, delta=delta),
         delta=delta,
         cap=cap,

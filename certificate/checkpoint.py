@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from certificate.errors import FileMismatch, UnusableInput
-from certificate.predicate import Predicate
 from certificate.records import printable
+from certificate.statement import AnyPredicate
 
 CERTIFICATE_KEY = "lethe.certificate_id"
 MODEL_KEY = "lethe.model"
@@ -56,7 +56,7 @@ def read_metadata(model: bytes | Path) -> dict[str, str] | None:
     return {str(key): str(value) for key, value in metadata.items()}
 
 
-def check_file(model: bytes | Path | None, expected_sha256: str, predicate: Predicate) -> str:
+def check_file(model: bytes | Path | None, expected_sha256: str, predicate: AnyPredicate) -> str:
     """Checklist line 3; the detail to show, or `FileMismatch`."""
     if predicate.mechanism == "discarded":
         if model is not None:
@@ -70,7 +70,7 @@ def check_file(model: bytes | Path | None, expected_sha256: str, predicate: Pred
     return f"sha256 {actual}{_check_header(model, predicate)}"
 
 
-def _check_header(model: bytes | Path, predicate: Predicate) -> str:
+def _check_header(model: bytes | Path, predicate: AnyPredicate) -> str:
     metadata = read_metadata(model) or {}
     expected = header_metadata(
         certificate_id=predicate.certificate_id, model=predicate.model, version=predicate.version

@@ -17,14 +17,25 @@ from certificate.keys import KeySet
 from certificate.note import Checkpoint, verify_checkpoint
 from certificate.pack import EarlierHead, Pack, Predecessor
 from certificate.predicate import Lifetime, Predicate
-from certificate.privacy import LARGEST_EPSILON, SMALLEST_DELTA, classical_sigma, sigma_for
-from certificate.statement import Statement
+from certificate.predicate_v1 import LifetimeV1
+from certificate.privacy import (
+    COORDINATE_RESIDUAL,
+    LARGEST_EPSILON,
+    SMALLEST_DELTA,
+    classical_sigma,
+    delta_left,
+    grid_step,
+    sigma_for,
+)
+from certificate.statement import AnyPredicate, AnyStatement
 from certificate.statement import parse as parse_statement
 from certificate.tolerance import RELATIVE, agrees, understates
 
 
-def check_noise(predicate: Predicate) -> str:
-    """Line 4: σ is at least what (Δ*, ε, δ - p) needs."""
+def check_noise(predicate: AnyPredicate) -> str:
+    """Line 4: σ is at least what (Δ*, ε, δ less p and the residual) needs, and the grid is the public one."""
+    if isinstance(predicate, Predicate):
+        _check_grid(predicate)
     if predicate.bound.rule == "retrain":
         return "a retrain is a function of the retained data alone: it needs no noise"
     claim = predicate.guarantee.estimate or predicate.guarantee
@@ -32,7 +43,12 @@ def check_noise(predicate: Predicate) -> str:
     if not epsilon or not delta:
         raise NoiseTooSmall(f"no noise gives (ε, δ) = ({epsilon}, {delta})")
     distance, sigma = predicate.bound.distance_target, predicate.noise.sigma
-    remaining = delta - predicate.bound.failure_probability
+    remaining = delta_left(
+        delta=delta,
+        failure_probability=predicate.bound.failure_probability,
+        residual=predicate.noise.residual,
+        epsilon=epsilon,
+    )
     if remaining <= 0:
         raise NoiseTooSmall("the failure probability uses up all of δ")
     if predicate.guarantee.assurance in ("proved", "conditional"):
@@ -47,6 +63,16 @@ def check_noise(predicate: Predicate) -> str:
     return f"{label}σ = {sigma:.6g} ≥ {needed:.6g}, {target}"
 
 
+def _check_grid(predicate: Predicate) -> None:
+    noise, dimension = predicate.noise, predicate.objective.dimension
+    if noise.grid_step != grid_step(noise.sigma):
+        raise NoiseTooSmall(
+            f"the grid step is {noise.grid_step!r}; for σ = {noise.sigma!r} it is {grid_step(noise.sigma)!r}"
+        )
+    if noise.residual < dimension * COORDINATE_RESIDUAL:
+        raise NoiseTooSmall(f"the residual {noise.residual!r} is too small for {dimension} weights")
+
+
 def _check_drawable(epsilon: float, delta: float) -> None:
     """Beyond these the cut tail of the noise, not the exact Gaussian, would decide."""
     if delta < SMALLEST_DELTA:
@@ -59,7 +85,7 @@ def _check_drawable(epsilon: float, delta: float) -> None:
         )
 
 
-def _needed_sigma(predicate: Predicate, epsilon: float, delta: float, distance: float) -> float:
+def _needed_sigma(predicate: AnyPredicate, epsilon: float, delta: float, distance: float) -> float:
     if predicate.noise.calibration == "classical" and epsilon >= 1:
         raise NoiseTooSmall(f"the classical calibration is proved only for ε < 1, not for {epsilon!r}")
     needed_sigma = classical_sigma if predicate.noise.calibration == "classical" else sigma_for
@@ -69,10 +95,12 @@ def _needed_sigma(predicate: Predicate, epsilon: float, delta: float, distance: 
         raise NoiseTooSmall(f"σ cannot be recomputed: {error}") from None
 
 
-def check_chain(statement: Statement, digest: str, predecessors: Sequence[Predecessor], keys: KeySet) -> str:
+def check_chain(
+    statement: AnyStatement, digest: str, predecessors: Sequence[Predecessor], keys: KeySet
+) -> str:
     """Line 6: every link leads to the one before, and the running sum is the sum of the links."""
     earlier = [_link(predecessor, keys) for predecessor in predecessors]
-    current = Link.of_statement(statement, digest)
+    current = Link(digest, statement)
     links = [*earlier, current]
     _check_links(links)
     _check_parent(statement.predicate, earlier)
@@ -80,57 +108,51 @@ def check_chain(statement: Statement, digest: str, predecessors: Sequence[Predec
     _check_lifetime(statement.predicate, running)
     counted = since_last_retrain(links)
     discarded = sum(link.mechanism == "discarded" for link in counted)
-    summaries = sum(predecessor.summary is not None for predecessor in predecessors)
-    note = f"; {summaries} of them on the issuer's word" if summaries else ""
-    return f"{_total(statement.predicate.lifetime)} over {len(counted)} releases, {discarded} discarded{note}"
+    return f"{_total(statement.predicate.lifetime)} over {len(counted)} releases, {discarded} discarded"
 
 
 def _link(predecessor: Predecessor, keys: KeySet) -> Link:
-    if predecessor.summary is not None:
-        return Link.of_summary(predecessor.summary)
     try:
-        envelope = parse_envelope(from_base64(predecessor.envelope or ""))
+        envelope = parse_envelope(from_base64(predecessor.envelope))
         # No place in the log is needed: the digest chain from a dated certificate dates its predecessors.
         check_signature(envelope, keys, position=None)
-        return Link.of_statement(parse_statement(envelope.payload), envelope.digest)
+        return Link(envelope.digest, parse_statement(envelope.payload))
     except VerificationError as error:
         raise ChainBroken(f"a predecessor does not verify: {error}") from None
 
 
 def _check_links(links: Sequence[Link]) -> None:
-    current = links[-1]
+    current = links[-1].predicate.lifetime
     if current.index > 0 and len(links) == 1:
         raise ChainBroken(
             f"the certificate is number {current.index} of its chain and the pack holds no earlier one"
         )
     for older, newer in pairwise(links):
-        if newer.previous_digest != older.digest:
-            raise ChainBroken(f"link {newer.index} does not name link {older.index} as its predecessor")
-        if newer.index != older.index + 1:
-            raise ChainBroken(f"link {newer.index} follows link {older.index}: a link is missing")
-        if newer.model_id != older.model_id:
-            raise ChainBroken(f"link {older.index} is of another model")
-    if links[0].index != 0 and since_last_retrain(links)[0].mechanism != "retrain":
+        before, after = older.predicate.lifetime, newer.predicate.lifetime
+        if after.previous_certificate_digest != older.digest:
+            raise ChainBroken(f"link {after.index} does not name link {before.index} as its predecessor")
+        if after.index != before.index + 1:
+            raise ChainBroken(f"link {after.index} follows link {before.index}: a link is missing")
+        if newer.predicate.model_id != older.predicate.model_id:
+            raise ChainBroken(f"link {before.index} is of another model")
+    if links[0].predicate.lifetime.index != 0 and since_last_retrain(links)[0].mechanism != "retrain":
         raise ChainBroken("the pack's chain begins after releases that count; earlier links are missing")
 
 
-def _check_parent(predicate: Predicate, earlier: Sequence[Link]) -> None:
+def _check_parent(predicate: AnyPredicate, earlier: Sequence[Link]) -> None:
     """A version made by other means (a fit on new rows) may stand between, but none may be contradicted."""
-    published = next(
-        (link for link in reversed(earlier) if link.mechanism != "discarded" and link.version), None
-    )
-    if published is None or published.version is None:
+    published = next((link for link in reversed(earlier) if link.mechanism != "discarded"), None)
+    if published is None:
         return
-    if predicate.parent.version < published.version:
-        raise ChainBroken(
-            f"the parent, version {predicate.parent.version}, is older than version {published.version}"
-        )
-    same = predicate.parent.version == published.version
-    if same and predicate.parent.checkpoint_sha256 != published.checkpoint_sha256:
-        raise ChainBroken(f"the parent's checkpoint is not the one certified as version {published.version}")
+    version = published.predicate.version
+    if predicate.parent.version < version:
+        raise ChainBroken(f"the parent, version {predicate.parent.version}, is older than version {version}")
+    same = predicate.parent.version == version
+    if same and predicate.parent.weights_sha256 != published.statement.weights_sha256:
+        raise ChainBroken(f"the parent's weights are not those certified as version {version}")
 
 
-def _check_lifetime(predicate: Predicate, running: RunningSum) -> None:
+def _check_lifetime(predicate: AnyPredicate, running: RunningSum) -> None:
     lifetime = predicate.lifetime
     if not agrees(lifetime.release_shift, release_shift(predicate)):
         raise ChainBroken(
@@ -150,7 +172,7 @@ def _check_lifetime(predicate: Predicate, running: RunningSum) -> None:
     _check_total(lifetime, running)
 
 
-def _check_total(lifetime: Lifetime, running: RunningSum) -> None:
+def _check_total(lifetime: Lifetime | LifetimeV1, running: RunningSum) -> None:
     try:
         total = total_epsilon(running, delta=lifetime.delta)
     except (ValueError, ArithmeticError) as error:
@@ -169,7 +191,7 @@ def _check_total(lifetime: Lifetime, running: RunningSum) -> None:
         raise ChainBroken(f"the lifetime's ε, {total!r}, is past the cap of {lifetime.cap!r}")
 
 
-def _total(lifetime: Lifetime) -> str:
+def _total(lifetime: Lifetime | LifetimeV1) -> str:
     if lifetime.epsilon_total is None:
         return "no total ε (an estimate is among the releases)"
     cap = "no cap" if lifetime.cap is None else f"cap {lifetime.cap:g}"

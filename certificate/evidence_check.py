@@ -7,11 +7,11 @@ from fractions import Fraction
 
 from certificate.errors import EvidenceMismatch
 from certificate.evidence import Curvature, EvidenceRecord, LanczosRun, commit
-from certificate.predicate import Predicate
+from certificate.statement import AnyPredicate
 from certificate.tolerance import RELATIVE, understates
 
 
-def check_evidence(record: EvidenceRecord, predicate: Predicate) -> str:
+def check_evidence(record: EvidenceRecord, predicate: AnyPredicate) -> str:
     if commit(record) != predicate.evidence.commitment:
         raise EvidenceMismatch("the evidence is not the record the certificate commits to")
     if record.certificate_id != predicate.certificate_id or record.rule != predicate.bound.rule:
@@ -27,7 +27,7 @@ def check_evidence(record: EvidenceRecord, predicate: Predicate) -> str:
     return f"commitment opens, {_outcome(predicate)}{_unlisted(record, predicate)}"
 
 
-def _unlisted(record: EvidenceRecord, predicate: Predicate) -> str:
+def _unlisted(record: EvidenceRecord, predicate: AnyPredicate) -> str:
     """A run of k steps has k Ritz values, or one for each dimension."""
     runs = record.curvature.runs if record.curvature else ()
     full = predicate.objective.dimension
@@ -36,7 +36,7 @@ def _unlisted(record: EvidenceRecord, predicate: Predicate) -> str:
     return "; not all Ritz values are listed, so how many steps were made is the issuer's word"
 
 
-def _outcome(predicate: Predicate) -> str:
+def _outcome(predicate: AnyPredicate) -> str:
     match predicate.bound.rule:
         case "B1" | "B2":
             return f"Δ recomputed by {predicate.bound.rule} is within Δ*"
@@ -46,7 +46,7 @@ def _outcome(predicate: Predicate) -> str:
             return f"Δ is within Δ*; it was computed by {published}'s own formula and is not recomputed here"
 
 
-def _recomputed_distance(record: EvidenceRecord, predicate: Predicate) -> float:
+def _recomputed_distance(record: EvidenceRecord, predicate: AnyPredicate) -> float:
     regularisation, target = predicate.objective.regularisation, predicate.bound.distance_target
     if predicate.bound.rule == "B1":
         if record.rounding_error / regularisation >= target:
@@ -59,7 +59,7 @@ def _recomputed_distance(record: EvidenceRecord, predicate: Predicate) -> float:
     return record.distance
 
 
-def _recomputed_b2(record: EvidenceRecord, curvature: Curvature, predicate: Predicate) -> float:
+def _recomputed_b2(record: EvidenceRecord, curvature: Curvature, predicate: AnyPredicate) -> float:
     spent = math.fsum(run.failure_probability for run in curvature.runs)
     if spent > predicate.bound.failure_probability * (1 + RELATIVE):
         raise EvidenceMismatch(f"the p_j sum to {spent!r}, above p = {predicate.bound.failure_probability!r}")
@@ -78,12 +78,12 @@ def _recomputed_b2(record: EvidenceRecord, curvature: Curvature, predicate: Pred
     )
 
 
-def _check_source(curvature: Curvature, predicate: Predicate) -> None:
+def _check_source(curvature: Curvature, predicate: AnyPredicate) -> None:
     if predicate.guarantee.assurance == "conditional" and curvature.hessian_lipschitz_source != "analytic":
         raise EvidenceMismatch("M was sampled; that supports an estimate only")
 
 
-def _check_floor(curvature: Curvature, predicate: Predicate) -> None:
+def _check_floor(curvature: Curvature, predicate: AnyPredicate) -> None:
     floors = [_floor_of(run, predicate) for run in curvature.runs]
     best = max((floor for floor in floors if floor is not None), default=None)
     if best is None:
@@ -94,7 +94,7 @@ def _check_floor(curvature: Curvature, predicate: Predicate) -> None:
         raise EvidenceMismatch(f"the evidence says μ₀ = {curvature.floor!r}, its Ritz values give {best!r}")
 
 
-def _floor_of(run: LanczosRun, predicate: Predicate) -> float | None:
+def _floor_of(run: LanczosRun, predicate: AnyPredicate) -> float | None:
     if run.ritz_values and (run.ritz_min != min(run.ritz_values) or run.ritz_max != max(run.ritz_values)):
         raise EvidenceMismatch("the extreme Ritz values are not the extremes of those listed")
     largest = max(abs(run.ritz_min), abs(run.ritz_max))

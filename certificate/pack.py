@@ -6,42 +6,26 @@ import base64
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from certificate.envelope import Envelope
 from certificate.evidence import EvidenceRecord
 from certificate.keys import KeySet
-from certificate.predicate import Lifetime, Mechanism
 from certificate.receipt import Receipt
-from certificate.records import Count, Probability, ProofPath, Record, Sha256, Uuid7, at_most
+from certificate.records import Count, ProofPath, Record, at_most
 
 Base64 = Annotated[str, Field(max_length=2**24)]
 
 
-class LinkSummary(Record):
-    """A predecessor by digest and lifetime alone, where its envelope is not at hand."""
-
-    digest: Sha256
-    model_id: Uuid7
-    mechanism: Mechanism
-    failure_probability: Probability
-    lifetime: Lifetime
-
-
 class Predecessor(Record):
-    """An earlier certificate of the model: its envelope's exact bytes, or a summary on the issuer's word."""
+    """An earlier certificate of the model: its envelope's exact bytes."""
 
-    envelope: Base64 | None = None
-    summary: LinkSummary | None = None
-
-    @model_validator(mode="after")
-    def _one_of_the_two(self) -> Self:
-        if (self.envelope is None) == (self.summary is None):
-            raise ValueError("a predecessor is an envelope or a summary")
-        return self
+    envelope: Base64
+    summary: None = None  # packs of format 1 could hold one
 
     @classmethod
     def of(cls, envelope: Envelope) -> Self:
+        """Wrap an envelope for a pack."""
         return cls(envelope=base64.b64encode(envelope.raw).decode())
 
 
@@ -87,16 +71,13 @@ def build_pack(
     index: int,
     path: Sequence[bytes],
     keys: KeySet,
-    predecessors: Sequence[Envelope | LinkSummary] = (),
+    predecessors: Sequence[Envelope] = (),
     **optional: Any,
 ) -> Pack:
     """A pack from parts; `optional` takes `consistency`, `evidence` and `receipt`."""
     return Pack(
         envelope=base64.b64encode(envelope.raw).decode(),
-        predecessors=tuple(
-            Predecessor(summary=link) if isinstance(link, LinkSummary) else Predecessor.of(link)
-            for link in predecessors
-        ),
+        predecessors=tuple(Predecessor.of(link) for link in predecessors),
         log=LogEntry(checkpoint=checkpoint, index=index, path=tuple(step.hex() for step in path)),
         keys=keys,
         **optional,

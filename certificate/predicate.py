@@ -1,13 +1,12 @@
-"""The predicate of a certificate, version 1: what is public about one release.
+"""The predicate of a certificate, version 2: what is public about one release.
 
-Inequalities against the policy only. Exact norms, distances, Ritz values and timings are un-noised functions
-of the data and live in the evidence record.
+It states inequalities against the policy. Exact norms, distances, class counts and timings are un-noised
+functions of the data and live in the evidence record. Every word is a key of `certificate.vocabulary`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
@@ -22,35 +21,43 @@ from certificate.records import (
     Uuid7,
     at_most,
 )
+from certificate.vocabulary import (
+    ASSUMPTIONS,
+    LIMITS,
+    REFERENCES,
+    AssumptionName,
+    Limit,
+    Loss,
+    Reference,
+    RegistrationWarning,
+)
 
 Mechanism = Literal["tr", "retrain", "tr-paper", "guo2020", "zhang2024", "discarded"]
 Assurance = Literal["proved", "conditional", "heuristic", "as-published"]
 Rule = Literal["B1", "B2", "retrain", "tr-paper", "guo2020", "zhang2024"]
 Inequality = Literal["distance <= target", "rounding / lambda < target", "mu0 > 0", "h < 1/2", "sum p_j <= p"]
 
-# Fewer people, fewer records or a smaller cell, and a histogram is a person's label.
+# With fewer people, how many records they had says something about one of them.
 SMALLEST_DESCRIBED_SET = 20
-SMALLEST_DESCRIBED_CELL = 5
-
-
-def describable(subjects: int, records: int, histogram: Mapping[str, int]) -> bool:
-    """Whether the classes of an erased set may be published: many people, many records, no small cell.
-
-    >>> describable(20, 40, {"0": 35, "1": 5, "2": 0})
-    True
-    >>> describable(1, 40, {"0": 40}), describable(20, 40, {"0": 36, "1": 4})
-    (False, False)
-    """
-    cells = [count for count in histogram.values() if count != 0]
-    enough = subjects >= SMALLEST_DESCRIBED_SET and records >= SMALLEST_DESCRIBED_SET
-    return enough and bool(cells) and min(cells) >= SMALLEST_DESCRIBED_CELL
 
 
 class Parent(Record):
-    """The version the release started from, and its checkpoint."""
+    """The version the release started from.
+
+    Later versions are named by the digest of their weights. Version 0 has no noise, so its digest would
+    confirm a guess of the data: it is named by a salted commitment, which the evidence opens.
+    """
 
     version: Count
-    checkpoint_sha256: Sha256
+    weights_sha256: Sha256 | None = None
+    commitment: Sha256 | None = None
+
+    @model_validator(mode="after")
+    def _version_0_is_committed_to(self) -> Self:
+        first = self.version == 0
+        if first != (self.commitment is not None) or first == (self.weights_sha256 is not None):
+            raise ValueError("version 0 is named by a commitment, every later version by its digest")
+        return self
 
 
 class Origins(Record):
@@ -62,56 +69,45 @@ class Origins(Record):
 
 
 class Objective(Record):
-    """f(w) = mean loss + (regularisation/2)·‖w - anchor‖²; `anchor_sha256` is null for the anchor 0."""
+    """f(w) = mean loss + (regularisation/2)·‖w - anchor‖²; `anchor_sha256` is null for the anchor 0.
+
+    `warnings` are what registration noticed and nobody has resolved.
+    """
 
     family: Text
-    loss: Text
+    loss: Loss
     regularisation: Positive
     anchor_sha256: Sha256 | None
     origins: Origins
+    warnings: Annotated[tuple[RegistrationWarning, ...], at_most(16)] = ()
     dimension: Annotated[int, Field(ge=1, lt=2**53)]
     retained_data_commitment: Sha256
 
 
 class DeletionSet(Record):
-    """The erased records as numbers and a commitment; described only where `describable`.
+    """How many were erased, and a commitment to who: `root` is the Merkle root over `commitments` leaves.
 
-    `root` is the Merkle root of the salted commitments, one leaf for each of the `subjects`. Divergences have
-    three significant digits: with more, the counts they come from could be solved for.
+    One leaf stands for one person in one request, so a person who asks twice has two. `records` is null for
+    fewer than twenty people.
     """
 
     requests: Count
-    subjects: Count
-    records: Count
+    people: Count
+    commitments: Count
+    records: Count | None
     root: Sha256
-    class_histogram: Annotated[dict[Text, Count], Field(max_length=100_000)] | None = None
-    kl_retained_original: NonNegative | None = None
-    kl_original_retained: NonNegative | None = None
 
     @model_validator(mode="after")
-    def _described_only_when_large(self) -> Self:
-        divergences = [kl for kl in (self.kl_retained_original, self.kl_original_retained) if kl is not None]
-        if self.class_histogram is None:
-            if divergences:
-                raise ValueError("a divergence is stated together with the class histogram or not at all")
-            return self
-        if not describable(self.subjects, self.records, self.class_histogram):
+    def _counts_add_up(self) -> Self:
+        if not self.people <= self.commitments <= self.people * self.requests:
             raise ValueError(
-                f"a set of fewer than {SMALLEST_DESCRIBED_SET} subjects or records, or with a class of fewer "
-                f"than {SMALLEST_DESCRIBED_CELL}, must not be described"
+                "each person has a commitment for each request that names them, and no other has"
             )
-        if sum(self.class_histogram.values()) != self.records:
-            raise ValueError("the class histogram does not add up to the number of records")
-        if any(kl != float(f"{kl:.2e}") for kl in divergences):
-            raise ValueError("a divergence has more than three significant digits")
+        if (self.people < SMALLEST_DESCRIBED_SET) != (self.records is None):
+            raise ValueError("records are counted for twenty people or more, and not for fewer")
+        if self.records is not None and self.records < self.people:
+            raise ValueError("there are more people than records")
         return self
-
-
-class Assumption(Record):
-    """What the guarantee rests on and the certificate does not prove; `basis` says why it is believed."""
-
-    name: Text
-    basis: Text
 
 
 class Estimate(Record):
@@ -121,26 +117,47 @@ class Estimate(Record):
     delta: Annotated[float, Field(gt=0, lt=1)]
 
 
+def check_headline(
+    assurance: Assurance, epsilon: float | None, delta: float | None, estimate: Estimate | None
+) -> None:
+    """Raise unless a heuristic certificate carries an estimate and any other carries (ε, δ)."""
+    if assurance == "heuristic":
+        if epsilon is not None or delta is not None or estimate is None:
+            raise ValueError("a heuristic certificate carries an estimate and no (epsilon, delta)")
+    elif epsilon is None or delta is None or estimate is not None:
+        raise ValueError(f"a {assurance} certificate carries (epsilon, delta) and no estimate")
+
+
 class Guarantee(Record):
     """(ε, δ)-indistinguishability from `reference`, in both directions; none of it when heuristic."""
 
     epsilon: NonNegative | None
     delta: Probability | None
     assurance: Assurance
-    reference: Text
-    assumptions: Annotated[tuple[Assumption, ...], at_most(64)]
-    not_covered: Annotated[tuple[Text, ...], at_most(64)]
+    reference: Reference
+    assumptions: Annotated[tuple[AssumptionName, ...], at_most(64)]
+    not_covered: Annotated[tuple[Limit, ...], at_most(64)]
     estimate: Estimate | None = None
 
     @model_validator(mode="after")
     def _headline_unless_heuristic(self) -> Self:
-        has_headline = self.epsilon is not None and self.delta is not None
-        if self.assurance == "heuristic":
-            if self.epsilon is not None or self.delta is not None or self.estimate is None:
-                raise ValueError("a heuristic certificate carries an estimate and no (epsilon, delta)")
-        elif not has_headline or self.estimate is not None:
-            raise ValueError(f"a {self.assurance} certificate carries (epsilon, delta) and no estimate")
+        check_headline(self.assurance, self.epsilon, self.delta, self.estimate)
         return self
+
+    @property
+    def reference_text(self) -> str:
+        """The reference as a sentence."""
+        return REFERENCES[self.reference]
+
+    @property
+    def assumption_texts(self) -> tuple[tuple[str, str], ...]:
+        """Each assumption's name with its sentence."""
+        return tuple((name, ASSUMPTIONS[name]) for name in self.assumptions)
+
+    @property
+    def limit_texts(self) -> tuple[str, ...]:
+        """What is not covered, as sentences."""
+        return tuple(LIMITS[name] for name in self.not_covered)
 
 
 class Bound(Record):
@@ -153,7 +170,16 @@ class Bound(Record):
 
 
 class Noise(Record):
+    """Gaussian noise of standard deviation `sigma`, released on the multiples of `grid_step`.
+
+    `residual` bounds how far the released distribution is, in total variation, from rounding real Gaussian
+    noise; it is charged to δ. `data_independent` is false when the noise follows from the run, or when ε, δ,
+    Δ* or λ was changed after an attempt on the same records was refused.
+    """
+
     sigma: Positive
+    grid_step: Positive
+    residual: Probability
     calibration: Literal["analytic", "classical"]
     data_independent: bool
 
@@ -167,6 +193,7 @@ class Lifetime(Record):
     release_shift: NonNegative
     running_shift: NonNegative
     running_failure_probability: Probability
+    running_residual: Probability
     epsilon_total: NonNegative | None
     delta: Annotated[float, Field(gt=0, lt=1)]
     cap: Positive | None
@@ -202,6 +229,8 @@ class Runtime(Record):
 class Predicate(Record):
     """`model_id` says whose model it is: names repeat among the tenants of one log, ids do not."""
 
+    format_version: ClassVar[int] = 2
+
     certificate_id: Uuid7
     model: Text
     model_id: Uuid7
@@ -220,11 +249,8 @@ class Predicate(Record):
 
     @model_validator(mode="after")
     def _retraining_is_its_own_reference(self) -> Self:
-        if self.mechanism == "retrain" and self.bound.rule != "retrain":
-            raise ValueError("a retrain is bounded by no rule but its own")
         shifted = self.bound.distance_target or self.lifetime.release_shift or self.bound.failure_probability
-        if self.bound.rule == "retrain" and shifted:
-            raise ValueError("a retrain has distance 0, shift 0 and no failure probability")
+        check_retrain(self.mechanism, self.bound.rule, shifted=bool(shifted))
         return self
 
     @model_validator(mode="after")
@@ -232,3 +258,11 @@ class Predicate(Record):
         if self.version <= self.parent.version:
             raise ValueError("a version is newer than its parent")
         return self
+
+
+def check_retrain(mechanism: Mechanism, rule: Rule, *, shifted: bool) -> None:
+    """Raise if a retrain is bounded by a rule of another mechanism, or claims a distance."""
+    if mechanism == "retrain" and rule != "retrain":
+        raise ValueError("a retrain is bounded by no rule but its own")
+    if rule == "retrain" and shifted:
+        raise ValueError("a retrain has distance 0, shift 0 and no failure probability")

@@ -20,9 +20,17 @@ import math
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 
-# What noise drawn in floating point is trusted with: its stream is cut at 13.3σ (docs/maths.md, section 4).
+# What a policy may ask for. Far inside these limits the residual of the noise is nothing beside δ.
 SMALLEST_DELTA = 1e-15
 LARGEST_EPSILON = 20.0
+
+# Total variation between one released coordinate and a rounded real Gaussian, from the finite number of
+# random bits alone (docs/maths.md, section 4); and for a file of at most `LARGEST_DIMENSION` weights.
+COORDINATE_RESIDUAL = 2.0**-117
+LARGEST_DIMENSION = 2**33
+NOISE_RESIDUAL = LARGEST_DIMENSION * COORDINATE_RESIDUAL
+# The grid's step lies in (σ/16, σ/8].
+COARSEST_GRID = 8.0
 
 _SLACK = 2e-12
 _SMALLEST_COMPUTED = 1e-300
@@ -101,6 +109,38 @@ def epsilon_for(*, delta: float, shift: float) -> float:
         return 0.0
     below = _last_true(lambda e: not _holds(epsilon=e, delta=delta, shift=shift))
     return math.nextafter(below, math.inf)
+
+
+def delta_left(*, delta: float, failure_probability: float, residual: float, epsilon: float) -> float:
+    """Return what is left of δ for the exact Gaussian, rounded down.
+
+    p is the probability that the distance bound fails. The residual t of the noise is charged as (1 + e^ε)·t:
+    if P' and Q' are within t of P and Q, then P'(S) ≤ P(S) + t ≤ e^ε·Q(S) + δ + t
+    ≤ e^ε·Q'(S) + δ + (1 + e^ε)·t.
+
+    >>> delta_left(delta=1e-5, failure_probability=0.0, residual=0.0, epsilon=1.0)
+    1e-05
+    >>> delta_left(delta=1e-5, failure_probability=0.0, residual=2.0**-84, epsilon=1.0) < 1e-5
+    True
+    """
+    _check("delta", delta, at_least=0.0, below=1.0)
+    _check("failure probability", failure_probability, at_least=0.0, below=1.0)
+    _check("residual", residual, at_least=0.0, below=1.0)
+    _check("epsilon", epsilon, at_least=0.0, below=700.0)
+    factor = Fraction(1) + Fraction(math.exp(epsilon)) * (1 + Fraction(1, 2**40))
+    exact = Fraction(delta) - Fraction(failure_probability) - factor * Fraction(residual)
+    left = float(exact)
+    return left if Fraction(left) <= exact else math.nextafter(left, -math.inf)
+
+
+def grid_step(sigma: float) -> float:
+    """Return the step of the public grid for this σ: the power of two in (σ/16, σ/8].
+
+    >>> grid_step(1.0), grid_step(8.0), grid_step(15.9), grid_step(16.0)
+    (0.125, 1.0, 1.0, 2.0)
+    """
+    _check("sigma", sigma, above=0.0)
+    return math.ldexp(0.5, math.frexp(sigma / COARSEST_GRID)[1])
 
 
 def classical_sigma(*, epsilon: float, delta: float, distance: float) -> float:

@@ -16,6 +16,7 @@ from certificate.errors import ReceiptInvalid, UnusableInput, VerificationError
 from certificate.keys import KeySet, Signer
 from certificate.merkle import verify_inclusion
 from certificate.predicate import DeletionSet
+from certificate.predicate_v1 import DeletionSetV1
 from certificate.records import Count, ProofPath, Record, Salt, Sha256, Text, Uuid7, read_object
 
 NO_DATA_PAYLOAD = "application/vnd.lethe.no-data-held+json"
@@ -75,7 +76,11 @@ def issue_receipts(
 
 
 def verify_receipt(
-    receipt: Receipt, *, certificate_digest: str, deletion_set: DeletionSet, subject_id: str | None = None
+    receipt: Receipt,
+    *,
+    certificate_digest: str,
+    deletion_set: DeletionSet | DeletionSetV1,
+    subject_id: str | None = None,
 ) -> None:
     """Raise unless the receipt leads to this certificate and, when `subject_id` is given, is about it."""
     if receipt.certificate_digest != certificate_digest:
@@ -83,7 +88,7 @@ def verify_receipt(
     entry = SubjectCommitment(receipt.request_id, receipt.salt, receipt.commitment)
     path = [bytes.fromhex(step) for step in receipt.path]
     expected_root = bytes.fromhex(deletion_set.root)
-    if not verify_inclusion(entry.leaf(), receipt.leaf_index, deletion_set.subjects, path, expected_root):
+    if not verify_inclusion(entry.leaf(), receipt.leaf_index, deletion_set.commitments, path, expected_root):
         raise ReceiptInvalid("the receipt's path does not lead to the deletion set's root")
     _check_subject(receipt.salt, receipt.commitment, subject_id)
 

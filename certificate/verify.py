@@ -29,7 +29,7 @@ from certificate.keys import KeySet
 from certificate.pack import EarlierHead, Pack
 from certificate.receipt import Receipt, is_no_data_held, verify_no_data_held, verify_receipt
 from certificate.records import printable
-from certificate.statement import Statement, parse
+from certificate.statement import AnyStatement, parse
 
 PROVES = (
     "the holder of the key signed this statement about this exact file and logged it at this place",
@@ -128,7 +128,7 @@ def verify(
     return report if report.verified else replace(report, proves=())
 
 
-def _run_checklist(case: Case) -> tuple[list[Line], Statement | None]:
+def _run_checklist(case: Case) -> tuple[list[Line], AnyStatement | None]:
     lines: list[Line] = []
 
     def run(check: type[VerificationError], function: Callable[[], str]) -> None:
@@ -143,7 +143,7 @@ def _run_checklist(case: Case) -> tuple[list[Line], Statement | None]:
         lines.extend(_not_run(check) for check in checks)
     else:
         predicate, digest = statement.predicate, envelope.digest
-        run(FileMismatch, lambda: check_file(case.model, statement.checkpoint_sha256, predicate))
+        run(FileMismatch, lambda: check_file(case.model, statement.weights_sha256, predicate))
         run(NoiseTooSmall, lambda: check_noise(predicate))
         run(AssuranceUnfounded, lambda: check_assurance(predicate))
         run(ChainBroken, lambda: check_chain(statement, digest, case.pack.predecessors, case.keys))
@@ -169,10 +169,10 @@ def _check_envelope(case: Case) -> tuple[Envelope | None, Line]:
     return (parsed[0] if parsed else None), line
 
 
-def _check_statement(envelope: Envelope | None) -> tuple[Statement | None, Line]:
+def _check_statement(envelope: Envelope | None) -> tuple[AnyStatement | None, Line]:
     if envelope is None:
         return None, _not_run(StatementUnreadable)
-    parsed: list[Statement] = []
+    parsed: list[AnyStatement] = []
 
     def check() -> str:
         parsed.append(parse(envelope.payload))
@@ -184,7 +184,7 @@ def _check_statement(envelope: Envelope | None) -> tuple[Statement | None, Line]
     return (parsed[0] if parsed else None), line
 
 
-def _optional_lines(case: Case, envelope: Envelope | None, statement: Statement | None) -> list[Line]:
+def _optional_lines(case: Case, envelope: Envelope | None, statement: AnyStatement | None) -> list[Line]:
     """Lines 8 and 9: asked for by giving an evidence record or a receipt."""
     evidence, receipt = case.evidence, case.receipt
     lines: list[Line] = []
@@ -202,7 +202,7 @@ def _optional_lines(case: Case, envelope: Envelope | None, statement: Statement 
     return lines
 
 
-def _check_receipt(case: Case, receipt: Receipt | bytes, envelope: Envelope, statement: Statement) -> str:
+def _check_receipt(case: Case, receipt: Receipt | bytes, envelope: Envelope, statement: AnyStatement) -> str:
     opened = "opened with the subject given" if case.subject is not None else "not opened: no subject given"
     if isinstance(receipt, bytes):
         held = verify_no_data_held(receipt, case.keys, subject_id=case.subject)
@@ -244,7 +244,7 @@ def _read_since(since: bytes) -> EarlierHead:
     return EarlierHead(checkpoint=since.decode(errors="replace"))
 
 
-def _headline(statement: Statement | None) -> str:
+def _headline(statement: AnyStatement | None) -> str:
     if statement is None:
         return "not a certificate that can be read"
     predicate = statement.predicate
@@ -253,5 +253,6 @@ def _headline(statement: Statement | None) -> str:
         return f"ESTIMATE, NOT A GUARANTEE: {what}, {predicate.mechanism}, no (ε, δ) is certified"
     if predicate.mechanism == "discarded":
         return f"{what}: a draw that was evaluated and destroyed; it counts as a release"
-    erased = f"{predicate.deletion_set.records} records erased by {predicate.mechanism}"
+    people = predicate.deletion_set.people
+    erased = f"{people} {'person' if people == 1 else 'people'} erased by {predicate.mechanism}"
     return f"{what}: {erased}, ε = {guarantee.epsilon:g}, δ = {guarantee.delta:g}, {guarantee.assurance}"

@@ -1,0 +1,240 @@
+"""The predicate of a certificate, version 1. No new certificate is issued in this format.
+
+Its certificates keep verifying as what they are: their noise was drawn in floating point, which a known
+attack tells apart, and their text is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import AwareDatetime, Field, model_validator
+
+from certificate.predicate import (
+    SMALLEST_DESCRIBED_SET,
+    Assurance,
+    Bound,
+    Estimate,
+    EvidenceCommitment,
+    Mechanism,
+    Origins,
+    Runtime,
+    check_headline,
+    check_retrain,
+)
+from certificate.records import (
+    Count,
+    NonNegative,
+    Positive,
+    Probability,
+    Record,
+    Sha256,
+    Text,
+    Uuid7,
+    at_most,
+)
+from certificate.vocabulary import RegistrationWarning
+
+# With a smaller cell, a histogram is a person's label.
+SMALLEST_DESCRIBED_CELL = 5
+
+
+def describable(subjects: int, records: int, histogram: Mapping[str, int]) -> bool:
+    """Whether the classes of an erased set may be published: many people, many records, no small cell.
+
+    >>> describable(20, 40, {"0": 35, "1": 5, "2": 0})
+    True
+    >>> describable(1, 40, {"0": 40}), describable(20, 40, {"0": 36, "1": 4})
+    (False, False)
+    """
+    cells = [count for count in histogram.values() if count != 0]
+    enough = subjects >= SMALLEST_DESCRIBED_SET and records >= SMALLEST_DESCRIBED_SET
+    return enough and bool(cells) and min(cells) >= SMALLEST_DESCRIBED_CELL
+
+
+class ParentV1(Record):
+    """The version the release started from, and its checkpoint."""
+
+    version: Count
+    checkpoint_sha256: Sha256
+
+    @property
+    def weights_sha256(self) -> str:
+        """The digest under its newer name."""
+        return self.checkpoint_sha256
+
+
+class ObjectiveV1(Record):
+    """f(w) = mean loss + (regularisation/2)·‖w - anchor‖²; `anchor_sha256` is null for the anchor 0."""
+
+    family: Text
+    loss: Text
+    regularisation: Positive
+    anchor_sha256: Sha256 | None
+    origins: Origins
+    dimension: Annotated[int, Field(ge=1, lt=2**53)]
+    retained_data_commitment: Sha256
+
+    @property
+    def warnings(self) -> tuple[RegistrationWarning, ...]:
+        """Version 1 did not say what registration noticed."""
+        return ()
+
+
+class DeletionSetV1(Record):
+    """The erased records as numbers and a commitment; described only where `describable`.
+
+    `root` is the Merkle root of the salted commitments, one leaf for each of the `subjects`. Divergences have
+    three significant digits: with more, the counts they come from could be solved for.
+    """
+
+    requests: Count
+    subjects: Count
+    records: Count
+    root: Sha256
+    class_histogram: Annotated[dict[Text, Count], Field(max_length=100_000)] | None = None
+    kl_retained_original: NonNegative | None = None
+    kl_original_retained: NonNegative | None = None
+
+    @property
+    def people(self) -> int:
+        """Version 1 counted each person once for each request."""
+        return self.subjects
+
+    @property
+    def commitments(self) -> int:
+        """The number of leaves under `root`."""
+        return self.subjects
+
+    @model_validator(mode="after")
+    def _described_only_when_large(self) -> Self:
+        divergences = [kl for kl in (self.kl_retained_original, self.kl_original_retained) if kl is not None]
+        if self.class_histogram is None:
+            if divergences:
+                raise ValueError("a divergence is stated together with the class histogram or not at all")
+            return self
+        if not describable(self.subjects, self.records, self.class_histogram):
+            raise ValueError(
+                f"a set of fewer than {SMALLEST_DESCRIBED_SET} subjects or records, or with a class of fewer "
+                f"than {SMALLEST_DESCRIBED_CELL}, must not be described"
+            )
+        if sum(self.class_histogram.values()) != self.records:
+            raise ValueError("the class histogram does not add up to the number of records")
+        if any(kl != float(f"{kl:.2e}") for kl in divergences):
+            raise ValueError("a divergence has more than three significant digits")
+        return self
+
+
+class Assumption(Record):
+    """What the guarantee rests on and the certificate does not prove; `basis` says why it is believed."""
+
+    name: Text
+    basis: Text
+
+
+class GuaranteeV1(Record):
+    """(ε, δ)-indistinguishability from `reference`, in both directions; none of it when heuristic."""
+
+    epsilon: NonNegative | None
+    delta: Probability | None
+    assurance: Assurance
+    reference: Text
+    assumptions: Annotated[tuple[Assumption, ...], at_most(64)]
+    not_covered: Annotated[tuple[Text, ...], at_most(64)]
+    estimate: Estimate | None = None
+
+    @model_validator(mode="after")
+    def _headline_unless_heuristic(self) -> Self:
+        check_headline(self.assurance, self.epsilon, self.delta, self.estimate)
+        return self
+
+    @property
+    def reference_text(self) -> str:
+        """The reference as the certificate words it."""
+        return self.reference
+
+    @property
+    def assumption_texts(self) -> tuple[tuple[str, str], ...]:
+        """Each assumption's name with the certificate's own words."""
+        return tuple((entry.name, entry.basis) for entry in self.assumptions)
+
+    @property
+    def limit_texts(self) -> tuple[str, ...]:
+        """What is not covered, as the certificate words it."""
+        return self.not_covered
+
+
+class NoiseV1(Record):
+    """Gaussian noise drawn and added in double precision, without a public grid."""
+
+    sigma: Positive
+    calibration: Literal["analytic", "classical"]
+    data_independent: bool
+
+    @property
+    def residual(self) -> float:
+        """Version 1 charged nothing for its imperfect noise: it named an assumption instead."""
+        return 0.0
+
+
+class LifetimeV1(Record):
+    """The running sum since the last retrain, this release included; shift s = Δ*/σ, not the achieved Δ.
+
+    `assurance` is the weakest among the summed releases; `epsilon_total` is null when that is heuristic.
+    """
+
+    release_shift: NonNegative
+    running_shift: NonNegative
+    running_failure_probability: Probability
+    epsilon_total: NonNegative | None
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    cap: Positive | None
+    assurance: Assurance
+    index: Count
+    previous_certificate_digest: Sha256 | None
+
+    @property
+    def running_residual(self) -> float:
+        """Version 1 charged nothing for its imperfect noise: it named an assumption instead."""
+        return 0.0
+
+    @model_validator(mode="after")
+    def _first_has_no_predecessor(self) -> Self:
+        if (self.index == 0) != (self.previous_certificate_digest is None):
+            raise ValueError("only the first certificate of a model has no predecessor")
+        return self
+
+
+class PredicateV1(Record):
+    """`model_id` says whose model it is: names repeat among the tenants of one log, ids do not."""
+
+    format_version: ClassVar[int] = 1
+
+    certificate_id: Uuid7
+    model: Text
+    model_id: Uuid7
+    version: Annotated[int, Field(ge=1, lt=2**53)]
+    parent: ParentV1
+    mechanism: Mechanism
+    objective: ObjectiveV1
+    deletion_set: DeletionSetV1
+    guarantee: GuaranteeV1
+    bound: Bound
+    noise: NoiseV1
+    lifetime: LifetimeV1
+    evidence: EvidenceCommitment
+    runtime: Runtime
+    issued_at: AwareDatetime
+
+    @model_validator(mode="after")
+    def _retraining_is_its_own_reference(self) -> Self:
+        shifted = self.bound.distance_target or self.lifetime.release_shift or self.bound.failure_probability
+        check_retrain(self.mechanism, self.bound.rule, shifted=bool(shifted))
+        return self
+
+    @model_validator(mode="after")
+    def _newer_than_parent(self) -> Self:
+        if self.version <= self.parent.version:
+            raise ValueError("a version is newer than its parent")
+        return self
