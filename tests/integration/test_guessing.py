@@ -112,7 +112,7 @@ def _windows(value: bytes, length: int) -> Iterator[bytes]:
 
 
 def in_the_clear(services: Services) -> None:
-    """Store salts and statements as version 0.1 did."""
+    """Store salts and statements as an earlier version did."""
     with services.database.writing() as session:
         for row in session.scalars(select(TaskSubject)):
             place = {"task_id": row.task_id, "ordinal": row.ordinal}
