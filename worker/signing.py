@@ -40,9 +40,9 @@ def rotate(session: Session, signer: Signer, log_size: int) -> None:
 
     The new key signs from the next place, n, on. The old key's window ends after n, not before it: "no data
     held" statements of the first format are dated by the size of the log, so those it signed since the last
-    leaf are dated n, and must verify for ever. At n both keys are valid. Whoever holds the old key gains nothing by that:
-    leaves and tree heads of its own window it can sign anyway, and a second leaf at one place fails
-    consistency proofs.
+    leaf are dated n, and must verify for ever. At n both keys are valid. Whoever holds the old key gains
+    nothing by that: leaves and tree heads of its own window it can sign anyway, and a second leaf at one
+    place fails consistency proofs.
     """
     current = _current(session)
     if current is not None and current.key_id == signer.key_id:

@@ -264,7 +264,7 @@ def test_appending_many_gives_the_tree_of_appending_each(services: Services) -> 
 def test_receipts_of_an_earlier_version_are_served_as_what_they_are_and_encrypted(
     ready: Api, services: Services, tmp_path: Path
 ) -> None:
-    """Salts and statements in the clear, over identifiers as they were sent, as an earlier version left them."""
+    """Salts and statements in the clear, over identifiers as they were sent."""
     where = ask(ready, "s1", "s2", "s3", "Zo\u00eb")
     work(services)
     salt, raw = "5a" * 16, "Zoe\u0308"

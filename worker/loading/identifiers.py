@@ -40,7 +40,8 @@ def folded(identifier: str) -> str:
     False
     """
     if not identifier.isascii():
-        compatible = unicodedata.normalize("NFKC", identifier)
-        visible = "".join(c for c in compatible if unicodedata.category(c) != "Cf")
-        identifier = unicodedata.normalize("NFKC", visible.casefold())
+        identifier = unicodedata.normalize("NFKC", identifier)
+        if not identifier.isprintable():  # no format character is
+            identifier = "".join(c for c in identifier if unicodedata.category(c) != "Cf")
+        identifier = unicodedata.normalize("NFKC", identifier.casefold())
     return " ".join(identifier.casefold().split())
