@@ -284,6 +284,8 @@ class LogHead(Base):
     __tablename__ = "log_head"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     size: Mapped[int] = mapped_column(BigInteger())
+    statements: Mapped[int | None] = mapped_column(BigInteger())
+    """How many leaves are "no data held" statements, which are not kept; the others are certificates."""
     note: Mapped[str] = mapped_column(String(2000))
     signed_at: Mapped[datetime] = mapped_column(default=now)
 

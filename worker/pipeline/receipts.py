@@ -45,7 +45,7 @@ def _sign_some(context: Context, session: Session, asked: Sequence[Asked], signe
     if not signed:
         return
     digests = [envelope.digest for _, envelope in signed]
-    first = log.append_many(session, digests, signer, context.services.settings.log_origin)
+    first = log.append_statements(session, digests, signer, context.services.settings.log_origin)
     for place, (row, envelope) in enumerate(signed, first):
         row.no_data = vault.seal_statement(envelope.raw, task_id=row.task_id, ordinal=row.ordinal)
         row.log_index = place
