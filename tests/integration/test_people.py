@@ -68,7 +68,7 @@ def test_one_person_in_twenty_requests_is_not_described_as_a_crowd(ready: Api, s
     assert (batch["state"], batch["subjects"], batch["records"]) == ("completed", 1, 30)
     assert batch["shift"] is None, "thirty records of one person are not many people's"
     said = newest_statement(services).predicate.deletion_set
-    assert (said.requests, said.class_histogram, said.kl_retained_original) == (20, None, None)
+    assert (said.requests, said.people, said.commitments, said.records) == (20, 1, 20, None)
 
 
 def test_someone_named_twice_in_one_request_is_one_person(ready: Api, services: Services) -> None:
