@@ -9,19 +9,22 @@ from pathlib import Path
 
 from certificate.evidence import EvidenceRecord
 from certificate.keys import KeySet
-from certificate.pack import EarlierHead, Pack
+from certificate.pack import EarlierHead, LogConsistency, Pack, PackV1
 from certificate.receipt import NoDataHeld, Receipt
 from certificate.records import Record
-from certificate.statement import Statement
+from certificate.statement import Statement, StatementV1
 
 DOCUMENTS: dict[str, type[Record]] = {
-    "statement-v1": Statement,
+    "statement-v1": StatementV1,
+    "statement-v2": Statement,
     "evidence-v1": EvidenceRecord,
-    "pack-v1": Pack,
+    "pack-v1": PackV1,
+    "pack-v2": Pack,
     "receipt-v1": Receipt,
     "no-data-held-v1": NoDataHeld,
     "keys-v1": KeySet,
     "earlier-head-v1": EarlierHead,
+    "log-consistency-v1": LogConsistency,
 }
 
 
