@@ -163,7 +163,7 @@ def total_epsilon(running: RunningSum, *, delta: float) -> float | None:
         residual=running.residual,
         epsilon=assumed,
     )
-    total = epsilon_for(delta=left, shift=running.shift)
+    total = epsilon_for(delta=left, shift=running.shift) if left > 0 else math.inf
     if total > assumed:
         raise ValueError("the residual of the noise uses up δ")
     return total

@@ -41,7 +41,7 @@ def check_noise(predicate: AnyPredicate) -> str:
     if remaining <= 0:
         raise NoiseTooSmall("the failure probability uses up all of δ")
     if isinstance(predicate, Predicate) or predicate.guarantee.assurance in ("proved", "conditional"):
-        _check_drawable(epsilon, remaining)
+        _check_allowed(epsilon, delta - predicate.bound.failure_probability)
     needed = _needed_sigma(predicate, epsilon, remaining, distance)
     if understates(sigma, needed):
         raise NoiseTooSmall(
@@ -62,8 +62,8 @@ def _check_grid(predicate: Predicate) -> None:
         raise NoiseTooSmall(f"the residual {noise.residual!r} is too small for {dimension} weights")
 
 
-def _check_drawable(epsilon: float, delta: float) -> None:
-    """Beyond these the cut tail of the noise, not the exact Gaussian, would decide."""
+def _check_allowed(epsilon: float, delta: float) -> None:
+    """Beyond these the noise that is drawn, and not the exact Gaussian, would decide."""
     if delta < SMALLEST_DELTA:
         raise NoiseTooSmall(f"δ - p = {delta!r} is below {SMALLEST_DELTA:g}: no policy may ask for such a δ")
     if epsilon > LARGEST_EPSILON:
