@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import secrets
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +17,7 @@ from certificate.statement import AnyPredicate
 CERTIFICATE_KEY = "lethe.certificate_id"
 MODEL_KEY = "lethe.model"
 VERSION_KEY = "lethe.version"
+NONCE_KEY = "lethe.nonce"
 
 _CHUNK = 1 << 20
 
@@ -23,6 +25,11 @@ _CHUNK = 1 << 20
 def header_metadata(*, certificate_id: str, model: str, version: int) -> dict[str, str]:
     """Return the `__metadata__` that a released file carries."""
     return {CERTIFICATE_KEY: certificate_id, MODEL_KEY: model, VERSION_KEY: str(version)}
+
+
+def nonce_metadata() -> dict[str, str]:
+    """Return the `__metadata__` of version 0: random, so that its digest confirms no guess of the data."""
+    return {NONCE_KEY: secrets.token_hex(16)}
 
 
 def sha256_of(model: bytes | Path) -> str:

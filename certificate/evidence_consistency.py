@@ -10,9 +10,8 @@ import math
 from collections.abc import Mapping
 from itertools import pairwise
 
-from certificate import evidence
 from certificate.errors import EvidenceMismatch
-from certificate.evidence import Curvature, EvidenceRecord, Shift
+from certificate.evidence import Curvature, EvidenceRecord, Shift, commit_parent
 from certificate.predicate import Predicate
 from certificate.tolerance import agrees
 
@@ -143,11 +142,7 @@ def _check_posterior(record: EvidenceRecord, predicate: Predicate) -> None:
 
 def _check_parent(record: EvidenceRecord, predicate: Predicate) -> None:
     """The evidence opens the commitment to version 0, whose digest is no public figure."""
-    opening = getattr(record, "parent", None)
-    if opening is None:
-        return
-    if predicate.parent.commitment is None:
-        raise EvidenceMismatch("the evidence opens a commitment to the parent, and the certificate has none")
-    commit_parent = getattr(evidence, "commit_parent")  # noqa: B009
-    if commit_parent(opening.sha256, opening.salt) != predicate.parent.commitment:
+    if (record.parent is None) != (predicate.parent.commitment is None):
+        raise EvidenceMismatch("the evidence opens a commitment to the parent exactly when that is version 0")
+    if record.parent is not None and commit_parent(record.parent) != predicate.parent.commitment:
         raise EvidenceMismatch("the evidence does not open the commitment to the parent's weights")

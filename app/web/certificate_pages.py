@@ -21,7 +21,7 @@ from app.web.listing import listing
 from app.web.pages import PageRoute, page
 from certificate import envelope, statement
 from certificate.pack import Pack
-from certificate.statement import Statement
+from certificate.statement import AnyStatement
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -33,14 +33,14 @@ class Summary:
     id: UUID
     mechanism: str
     log_index: int
-    said: Statement
+    said: AnyStatement
 
 
 def summary(found: Certificate) -> Summary:
     return Summary(found.id, found.mechanism, found.log_index, read(found))
 
 
-def read(found: Certificate) -> Statement:
+def read(found: Certificate) -> AnyStatement:
     return statement.parse(envelope.parse(found.envelope).payload)
 
 
@@ -129,7 +129,7 @@ def _found_with_pack(session: Session, certificate_id: UUID, tenant_id: UUID) ->
     return found, service.pack(session, found)
 
 
-def _name(said: Statement) -> str:
+def _name(said: AnyStatement) -> str:
     return f"{said.predicate.model}-v{said.predicate.version}"
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from app.bootstrap import Services
 from app.db.states import PartRole
 from app.db.tables import Certificate
-from certificate import envelope, statement
 from certificate.evidence import EvidenceRecord
 from worker.evaluation.networks import holdout_of
 from worker.evaluation.utility import Classification, Holdout, Regression, compare, regression
@@ -79,13 +78,11 @@ def _seconds(certificate: Certificate | None) -> float | None:
 
 
 def _shift(certificate: Certificate | None) -> dict[str, float | None] | None:
-    """Of the last erasure, as far as its certificate describes it: small sets are not."""
-    if certificate is None:
-        return None
-    erased = statement.parse(envelope.parse(certificate.envelope).payload).predicate.deletion_set
-    if erased.kl_retained_original is None:
+    """Class drift of the last erasure, from its evidence; that of a few people is not recorded."""
+    drift = None if certificate is None else EvidenceRecord.read(certificate.evidence, "evidence").shift
+    if drift is None:
         return None
     return {
-        "kl_retained_original": erased.kl_retained_original,
-        "kl_original_retained": erased.kl_original_retained,
+        "kl_retained_original": drift.kl_retained_original,
+        "kl_original_retained": drift.kl_original_retained,
     }

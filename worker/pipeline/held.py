@@ -12,9 +12,10 @@ from app.db import transitions
 from app.db.states import Decision
 from app.db.tables import HeldDraw
 from app.storage import Stored
+from certificate import assurance
 from certificate.keys import Signer
-from certificate.statement import parse, serialise
-from worker.pipeline.certify import lifetime_after
+from certificate.statement import parse_current, serialise
+from worker.pipeline.certify import lifetime_after, sums_floating_point_noise
 from worker.pipeline.claim import Terms
 from worker.pipeline.context import Context
 from worker.pipeline.publish import add_certificate, publish
@@ -56,16 +57,26 @@ def _discard(context: Context, draft: Draft, signer: Signer) -> None:
     """The file goes first; then a signed statement says that the draw existed, and counts it."""
     # Its own folder only: should this attempt be a stale one, a later one's files are not touched.
     context.services.storage.delete(draft.stored.path.rpartition("/")[0])
-    statement = parse(draft.payload)
+    statement = parse_current(draft.payload)
     said = statement.predicate
     terms = Terms(
         said.bound.rule,
         said.guarantee.assurance,
         said.lifetime.release_shift,
         said.bound.failure_probability,
+        0.0 if said.bound.rule == "retrain" else said.noise.residual,
     )
     lifetime = lifetime_after(context, "discarded", terms)
-    said = said.model_copy(update={"mechanism": "discarded", "lifetime": lifetime})
+    # A retrain would have started a new sum; its discarded draw is counted in the old one.
+    assumptions = assurance.assumptions_for(
+        said.bound.rule,
+        said.guarantee.assurance,
+        changed_after_refusal="choices-after-refusal" in said.guarantee.assumptions,
+        warnings=said.objective.warnings,
+        sums_floating_point_noise=sums_floating_point_noise(context, "discarded"),
+    )
+    guarantee = said.guarantee.model_copy(update={"assumptions": assumptions})
+    said = said.model_copy(update={"mechanism": "discarded", "lifetime": lifetime, "guarantee": guarantee})
     payload = serialise(statement.model_copy(update={"predicate": said}))
     with context.writing() as session:
         add_certificate(context, session, replace(draft, mechanism="discarded", payload=payload), signer)

@@ -27,7 +27,7 @@ from certificate.chain import Link, extend_lifetime, since_last_retrain
 from certificate.checkpoint import header_metadata
 from certificate.commitment import SubjectCommitment, commit_retained, commit_subject, deletion_root
 from certificate.envelope import Envelope, sign
-from certificate.evidence import EvidenceRecord, commit
+from certificate.evidence import EvidenceRecord, ParentOpening, commit, commit_parent
 from certificate.keys import KeySet, PublicKey, SigningKey
 from certificate.merkle import MemoryTree, leaf_hash
 from certificate.note import Checkpoint, sign_checkpoint
@@ -49,6 +49,7 @@ from certificate.receipt import Receipt, issue_receipts
 from certificate.statement import AnyStatement, Statement, serialise, statement_for, weights_file_name
 
 ORIGIN = "lethe.example/log"
+VERSION_0 = ParentOpening(sha256=hashlib.sha256(b"version 0").hexdigest(), salt="cd" * 16)
 BEGUN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
@@ -155,8 +156,11 @@ class Issuer:
 
     def parent(self) -> Parent:
         version, sha256 = self.published
-        commitment = hashlib.sha256(b"version 0").hexdigest() if sha256 is None else None
-        return Parent(version=version, weights_sha256=sha256, commitment=commitment)
+        return Parent(
+            version=version,
+            weights_sha256=sha256,
+            commitment=commit_parent(VERSION_0) if sha256 is None else None,
+        )
 
     def predicate(
         self, kind: str, *, evidence: EvidenceRecord, commitments: list[SubjectCommitment]
@@ -244,6 +248,8 @@ class Issuer:
         """A certificate of `kind`; `edit` changes parts of its predicate, like {"noise": {"sigma": 1e-9}}."""
         number = len(self.chain) + 1
         evidence = evidence_for(kind, uuid7(number))
+        opening = VERSION_0 if self.published[1] is None else None
+        evidence = evidence.model_copy(update={"parent": opening})
         if people < 20:
             evidence = evidence.model_copy(update={"shift": None})
         evidence = evidence.model_copy(update=evidence_edit or {})
