@@ -7,6 +7,7 @@ tied to the one before it, and its running sum is recomputed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from certificate.assurance import check_assurance
@@ -30,6 +31,8 @@ from certificate.privacy import SMALLEST_DELTA
 from certificate.statement import AnyStatement
 from certificate.statement import parse as parse_statement
 from certificate.tolerance import RELATIVE, agrees
+
+_total_epsilon = lru_cache(maxsize=4096)(total_epsilon)  # a server verifies the same chain again and again
 
 ORDER_NOT_PROVED = (
     "in which order the earlier certificates of the chain were logged: a pack of format 1 does not say"
@@ -143,7 +146,7 @@ def _check_lifetime(link: Link, running: RunningSum) -> None:
 
 def _check_total(lifetime: Lifetime | LifetimeV1, running: RunningSum) -> None:
     try:
-        total = total_epsilon(running, delta=lifetime.delta)
+        total = _total_epsilon(running, delta=lifetime.delta)
     except (ValueError, ArithmeticError) as error:
         raise ChainBroken(f"the lifetime's ε cannot be recomputed: {error}") from None
     if (total is None) != (lifetime.epsilon_total is None):

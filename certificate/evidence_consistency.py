@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from certificate.errors import EvidenceMismatch
-from certificate.evidence import Curvature, EvidenceRecord, Shift, commit_parent
+from certificate.evidence import Curvature, EvidenceRecord, Shift, Utility, commit_parent
 from certificate.predicate import Predicate
 from certificate.tolerance import agrees
 
@@ -32,6 +32,15 @@ def check_consistency(record: EvidenceRecord, predicate: Predicate) -> None:
         _check_counts(record.shift, predicate)
     _check_posterior(record, predicate)
     _check_parent(record, predicate)
+    if record.utility is not None:
+        _check_utility(record.utility)
+
+
+def _check_utility(utility: Utility) -> None:
+    """F1 is in points."""
+    scores = [score for score in (utility.f1_before, utility.f1_after) if score is not None]
+    if any(not 0 <= score <= 100 for score in scores):
+        raise EvidenceMismatch("F1 is not between 0 and 100 points")
 
 
 def _check_rounding(record: EvidenceRecord, predicate: Predicate) -> None:
