@@ -233,8 +233,8 @@ def _waiting_models(model_id: UUID | None = None) -> Select[Model]:
 
 def _due(session: Session, model: Model, moment: datetime) -> str | None:
     """Why the waiting requests of this model should be sealed now, or None."""
-    waiting, oldest, deadline = transitions.waiting_subjects(session, model.id)
-    if not waiting or oldest is None or deadline is None:
+    most, oldest, deadline = transitions.waiting_requests(session, model.id)
+    if not most or oldest is None or deadline is None:
         return None
     try:
         policy: Policy = Manifest.model_validate(model.manifest).policy
@@ -243,7 +243,8 @@ def _due(session: Session, model: Model, moment: datetime) -> str | None:
         return None
     if model.flush_requested:
         return "flush"
-    if waiting >= policy.batch_subjects:
+    enough = policy.batch_subjects
+    if most >= enough and transitions.waiting_subjects(session, model.id) >= enough:
         return "count"
     if moment - oldest >= timedelta(seconds=policy.batch_age_seconds):
         return "age"

@@ -30,7 +30,13 @@ from certificate.keys import KeySet
 from certificate.log_check import check_log
 from certificate.noise_check import check_noise
 from certificate.pack import AnyPack, EarlierHead, LogConsistency, PackV1, read_pack
-from certificate.receipt import Receipt, is_no_data_held, verify_no_data_held, verify_receipt
+from certificate.receipt import (
+    Receipt,
+    describe_no_data_held,
+    is_no_data_held,
+    verify_no_data_held,
+    verify_receipt,
+)
 from certificate.records import printable, read_object
 from certificate.statement import AnyStatement, parse
 
@@ -272,7 +278,7 @@ def _check_receipt(case: Case, receipt: Receipt | bytes, envelope: Envelope, sta
         held = verify_no_data_held(receipt, case.keys, subject_id=case.subject)
         if held.model_id != statement.predicate.model_id:
             raise ReceiptInvalid("the receipt is about another model")
-        return f"signed: no data held for request {printable(held.request_id)}; commitment {opened}"
+        return f"{describe_no_data_held(held)} Commitment {opened}"
     verify_receipt(
         receipt,
         certificate_digest=envelope.digest,

@@ -47,8 +47,8 @@ def announce_key(session: Session, signer: Signer, log_size: int) -> None:
 def rotate(session: Session, signer: Signer, log_size: int, place: str = PLACES) -> None:
     """Let this key take over, under the lock on the log's head; the caller signs the head again with it.
 
-    The new key signs from the next place, n, on. The old key's window ends after n, not before it: receipts
-    of "no data held" of the first format are dated by the size of the log, so those it signed since the last
+    The new key signs from the next place, n, on. The old key's window ends after n, not before it: "no data
+    held" statements of the first format are dated by the size of the log, so those it signed since the last
     leaf are dated n, and must verify for ever. At n both keys are valid. Whoever holds the old key gains
     nothing by that: a tree head of a retired key is accepted only where a proof leads from it to a head of
     the key in use, and a leaf that this log does not hold has no such proof. `place` says where the signing

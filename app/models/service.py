@@ -31,7 +31,7 @@ def get(session: Session, tenant_id: UUID, name: str, *, lock: bool = False) -> 
 
 def shown(session: Session, model: Model) -> ModelShown:
     manifest = Manifest.model_validate(model.manifest)
-    waiting, _, _ = transitions.waiting_subjects(session, model.id)
+    waiting = transitions.waiting_subjects(session, model.id)
     return ModelShown(
         id=model.id,
         name=model.name,
@@ -163,6 +163,6 @@ def start_append(session: Session, tenant_id: UUID, name: str) -> Batch:
 def request_flush(session: Session, tenant_id: UUID, name: str) -> int:
     """Seal what waits now, without regard to count or age."""
     model = get(session, tenant_id, name, lock=True)
-    waiting, _, _ = transitions.waiting_subjects(session, model.id)
+    waiting = transitions.waiting_subjects(session, model.id)
     model.flush_requested = waiting > 0
     return waiting

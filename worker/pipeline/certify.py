@@ -45,7 +45,10 @@ def room_for(context: Context, mechanism: Method) -> Lifetime | Refusal:
     before = 0.0 if last is None or mechanism == "retrain" else _lifetime(last).running_failure_probability
     if delta - (before + terms.failure_probability) < SMALLEST_DELTA:
         return Refusal(HeldReason.BUDGET, "measuring curvature once more would use up δ")
-    lifetime = lifetime_after(context, mechanism, terms)
+    try:
+        lifetime = lifetime_after(context, mechanism, terms)
+    except ValueError:  # δ is spent: at the sum's size no ε can be stated any more
+        return Refusal(HeldReason.BUDGET, "with one more release no ε could be stated at this δ")
     return budget_refusal(lifetime) or lifetime
 
 

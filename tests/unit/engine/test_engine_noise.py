@@ -98,20 +98,49 @@ def test_rounding_in_doubles_is_rounding_in_real_arithmetic(sigma: float) -> Non
     assert torch.equal(fast, slow)
 
 
+def near_a_boundary(seed: int) -> tuple[float, int, int, int]:
+    """A centre whose exact value is as near a rounding boundary as doubles allow; its bits and answer."""
+    rng = np.random.default_rng(seed)
+    radius, angle = (int.from_bytes(rng.bytes(16), "little") for _ in range(2))
+    with mpmath.workprec(400):
+        z, _ = exact_pair(radius, angle)
+        centre = float((mpmath.mpf("0.5") - 8 * z) / 8)
+        exact = 8 * mpmath.mpf(centre) + 8 * z
+        assert abs(exact - mpmath.mpf("0.5")) < noise.TOLERANCE
+        return centre, radius, angle, int(mpmath.floor(exact + 0.5))
+
+
 def test_a_value_next_to_a_boundary_is_decided_by_more_digits() -> None:
-    """A centre chosen so that the exact value lies 2⁻⁶⁰ of a step from a boundary, on either side."""
-    sigma, step = 1.0, 0.125
-    for sign in (-1, 1):
-        radius, angle = 123456789 << 100, 2**120 + 12345
-        with mpmath.workprec(400):
-            z, _ = exact_pair(radius, angle)
-            wanted = mpmath.mpf("0.5") + sign * mpmath.mpf(2) ** -50  # in steps
-            centre = float((wanted - 8 * z) * step)
-            exact = centre / mpmath.mpf(step) + 8 * z
-            expected = int(mpmath.floor(exact + 0.5))
-            assert abs(exact - mpmath.mpf("0.5")) < noise.TOLERANCE
+    """In doubles alone some of these come out wrong; with interval arithmetic none does."""
+    wrong = 0
+    for seed in range(150):
+        centre, radius, angle, expected = near_a_boundary(seed)
         w = torch.tensor([centre, 0.0], dtype=torch.float64)
-        assert int(noise.rounded(w, sigma=sigma, step=step, source=words(radius, angle))[0]) == expected
+        given = {"sigma": 1.0, "step": 0.125, "source": words(radius, angle)}
+        assert int(noise.rounded(w, **given)[0]) == expected
+        wrong += int(noise.rounded(w, **given, tolerance=0.0)[0]) != expected
+    assert wrong > 0
+
+
+def test_large_weights_and_several_blocks_are_rounded_as_in_real_arithmetic() -> None:
+    """A sample of coordinates from both halves of each block, with weights up to 2⁴⁹ steps."""
+    rng = np.random.default_rng(8)
+    count, sigma, step = 2 * 2**15 + 5, 3.0, 0.25
+    w = rng.normal(size=count) * 2.0 ** rng.uniform(-10, 45, count)
+    streams = [rng.bytes(32 * 2**15), rng.bytes(32 * 3)]
+    queue = iter(streams)
+    steps = noise.rounded(
+        torch.from_numpy(w), sigma=sigma, step=step, source=lambda n: next(queue)[:n]
+    ).tolist()
+    places = [*range(0, count, 997), *range(count - 5, count)]
+    with mpmath.workprec(400):
+        for place in places:
+            block, inside = divmod(place, 2**16)
+            pairs = 2**15 if block == 0 else 3
+            drawn = np.frombuffer(streams[block], "<u8").reshape(4, pairs)[:, inside % pairs]
+            a, b, c, d = (int(word) for word in drawn)
+            z = exact_pair(a << 64 | b, c << 64 | d)[inside // pairs]
+            assert steps[place] == int(mpmath.floor(mpmath.mpf(w[place]) / step + sigma / step * z + 0.5))
 
 
 def test_weights_are_exact_multiples_in_the_smallest_type_that_holds_them() -> None:

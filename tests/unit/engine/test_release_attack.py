@@ -75,7 +75,12 @@ def test_floating_point_noise_gives_the_label_away_and_the_grid_does_not() -> No
 
     centre = torch.from_numpy(centres[true])
     steps = noise.noised(centre, sigma=SIGMA, step=STEP).numpy()
+    added = (steps * STEP - centres[true]) / SIGMA
+    assert abs(np.mean(added**2) - 1) < 0.15, "noise was added"
     assert [impossible_on_the_grid(steps, guess) for guess in centres] == [0] * 10
+    counts = [impossible_in_floating_point(steps * STEP, guess) for guess in centres]
+    others = [count for guess, count in enumerate(counts) if guess != true]
+    assert abs(counts[true] - np.mean(others)) < 6 * math.sqrt(max(others)), "the truth does not stand out"
 
 
 def bits_for(z: float) -> tuple[int, int]:
