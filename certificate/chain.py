@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from certificate.predicate import Assurance, Lifetime, Mechanism
 from certificate.predicate_v1 import LifetimeV1
@@ -105,6 +106,43 @@ def running_sum(links: Sequence[Link]) -> RunningSum:
 def weakest(assurances: Iterable[Assurance]) -> Assurance:
     """Return the weakest of these tiers."""
     return max(assurances, key=_STRENGTH.index, default="proved")
+
+
+class RunningTotals:
+    """Adds up a chain's releases one by one, as its issuer did; a published retrain starts a new sum."""
+
+    def __init__(self) -> None:
+        self._running = RunningSum(0.0, 0.0, 0.0, "proved")
+        self._formats: set[int] = set()
+
+    def add(self, link: Link) -> RunningSum:
+        """Count one more release, and return what has been spent up to and including it."""
+        if link.mechanism == "retrain":
+            self._running, self._formats = RunningSum(0.0, 0.0, 0.0, "proved"), set()
+        before, predicate = self._running, link.predicate
+        self._formats.add(predicate.format_version)
+        tiers: list[Assurance] = [before.assurance, link.assurance]
+        if self.sums_floating_point_noise(link):
+            tiers.append("conditional")
+        self._running = RunningSum(
+            compose([before.shift, link.release_shift]),
+            before.failure_probability + predicate.bound.failure_probability,
+            before.residual + link.residual,
+            weakest(tiers),
+        )
+        return self._running
+
+    def sums_floating_point_noise(self, link: Link) -> bool:
+        """Whether `link`, the last one added, is of version 2 and one of version 1 is in the sum."""
+        return link.predicate.format_version > 1 and 1 in self._formats
+
+
+def date_after(previous: datetime | None, now: datetime) -> datetime:
+    """Return the date for the next certificate of a chain: now, and never before the previous one's.
+
+    Two machines' clocks may differ by seconds; dates along a chain must not run backwards.
+    """
+    return now if previous is None else max(previous, now)
 
 
 def total_epsilon(running: RunningSum, *, delta: float) -> float | None:

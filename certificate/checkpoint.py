@@ -1,16 +1,17 @@
-"""The model file: its digest, streamed, and the certificate its safetensors header names."""
+"""The model file: its digest, streamed, the certificate its header names, and the weights it may hold."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
 import secrets
 from pathlib import Path
 from typing import BinaryIO
 
 from certificate.errors import FileMismatch, UnusableInput
+from certificate.predicate import Predicate
 from certificate.records import printable
+from certificate.safetensors import check_header, check_weights, read_header
 from certificate.statement import AnyPredicate
 
 CERTIFICATE_KEY = "lethe.certificate_id"
@@ -19,11 +20,10 @@ VERSION_KEY = "lethe.version"
 NONCE_KEY = "lethe.nonce"
 
 _CHUNK = 1 << 20
-_MAX_HEADER = 100_000_000  # the safetensors format's own limit
 
 
 def header_metadata(*, certificate_id: str, model: str, version: int) -> dict[str, str]:
-    """The `__metadata__` a released checkpoint carries."""
+    """Return the `__metadata__` that a released file carries."""
     return {CERTIFICATE_KEY: certificate_id, MODEL_KEY: model, VERSION_KEY: str(version)}
 
 
@@ -33,51 +33,63 @@ def nonce_metadata() -> dict[str, str]:
 
 
 def sha256_of(model: bytes | Path) -> str:
-    digest = hashlib.sha256()
+    """Return the SHA-256 of a file, read in pieces."""
     with _open(model) as stream:
         try:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
+            return _digest(stream)[0]
         except OSError as error:
             raise UnusableInput(f"model file: {printable(error)}") from None
-    return digest.hexdigest()
 
 
 def read_metadata(model: bytes | Path) -> dict[str, str] | None:
-    """`__metadata__` of a safetensors file; None for any other file.
-
-    The format: eight bytes, little-endian, the length of the JSON header that follows.
-    """
+    """Return the `__metadata__` of a safetensors file, or None for any other file."""
     with _open(model) as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if not 2 <= length <= _MAX_HEADER:
-            return None
-        header = stream.read(length)
-    try:
-        document = json.loads(header) if len(header) == length else None
-    except (ValueError, RecursionError):
-        return None
-    metadata = document.get("__metadata__", {}) if isinstance(document, dict) else None
+        document = read_header(stream)
+    metadata = None if document is None else document.get("__metadata__", {})
     if not isinstance(metadata, dict):
         return None
     return {str(key): str(value) for key, value in metadata.items()}
 
 
-def check_file(model: bytes | Path | None, expected_sha256: str, predicate: AnyPredicate) -> str:
-    """Checklist line 3; the detail to show, or `FileMismatch`."""
+def check_file(model: bytes | Path, expected_sha256: str, predicate: AnyPredicate) -> str:
+    """Check line 3 and return the detail to show, or raise `FileMismatch`."""
     if predicate.mechanism == "discarded":
-        if model is not None:
-            raise FileMismatch("the certificate is of a draw that was destroyed; no file can go with it")
-        return "a draw that was evaluated and destroyed: there is no file"
-    if model is None:
-        raise FileMismatch("no model file was given, so the certificate is tied to none")
-    actual = sha256_of(model)
-    if actual != expected_sha256:
-        raise FileMismatch(f"the file's sha256 is {actual}, the certificate is for {expected_sha256}")
-    return f"sha256 {actual}{_check_header(model, predicate)}"
+        raise FileMismatch("the certificate is of a draw that was destroyed; no file can go with it")
+    with _open(model) as stream:
+        try:
+            actual, size = _digest(stream)
+            if actual != expected_sha256:
+                raise FileMismatch(f"the file's sha256 is {actual}, the certificate is for {expected_sha256}")
+            stream.seek(0)
+            if isinstance(predicate, Predicate):
+                return f"sha256 {actual}, {_check_contents(stream, size, predicate)}"
+        except OSError as error:
+            raise UnusableInput(f"model file: {printable(error)}") from None
+    return f"sha256 {actual}{_check_header_v1(model, predicate)}"
 
 
-def _check_header(model: bytes | Path, predicate: AnyPredicate) -> str:
+def _check_contents(stream: BinaryIO, size: int, predicate: Predicate) -> str:
+    """The file is nothing but the weights that the certificate counts, each on the public grid."""
+    header = check_header(stream, size)
+    expected = header_metadata(
+        certificate_id=predicate.certificate_id, model=predicate.model, version=predicate.version
+    )
+    for key, value in expected.items():
+        if header.metadata.get(key) != value:
+            named = printable(header.metadata.get(key))
+            raise FileMismatch(f"the file's header says {key} is {named!r}, not {value!r}")
+    if header.metadata.keys() != expected.keys():
+        surplus = ", ".join(sorted(printable(key) for key in header.metadata.keys() - expected.keys()))
+        raise FileMismatch(f"the file's header says more than a released one does: {surplus}")
+    dimension = predicate.objective.dimension
+    if header.weights != dimension:
+        raise FileMismatch(f"the file holds {header.weights} weights, the certificate is for {dimension}")
+    check_weights(stream, header, predicate.noise.grid_step)
+    return f"{dimension} weights ({header.dtype}), each a multiple of {predicate.noise.grid_step:g}"
+
+
+def _check_header_v1(model: bytes | Path, predicate: AnyPredicate) -> str:
+    """Version 1 certified any kind of file: where its header names a certificate, it names this one."""
     metadata = read_metadata(model) or {}
     expected = header_metadata(
         certificate_id=predicate.certificate_id, model=predicate.model, version=predicate.version
@@ -86,6 +98,14 @@ def _check_header(model: bytes | Path, predicate: AnyPredicate) -> str:
         if key in metadata and metadata[key] != value:
             raise FileMismatch(f"the file's header says {key} is {printable(metadata[key])!r}, not {value!r}")
     return ", header names this certificate" if CERTIFICATE_KEY in metadata else ""
+
+
+def _digest(stream: BinaryIO) -> tuple[str, int]:
+    digest, size = hashlib.sha256(), 0
+    while chunk := stream.read(_CHUNK):
+        digest.update(chunk)
+        size += len(chunk)
+    return digest.hexdigest(), size
 
 
 def _open(model: bytes | Path) -> BinaryIO:

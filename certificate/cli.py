@@ -1,7 +1,8 @@
 """`python -m certificate verify pack.json --model model.safetensors`: the checklist on a terminal.
 
 Exit status: 0 verified, 1 not verified, 2 the input could not be used. Without `--keys` a pack is verified
-under its own keys: the verdict says so, in JSON as `"keys": "from the pack"`, and the status is still 0.
+under its own keys, and without `--model` no file is checked: the verdict says so, in JSON as `"keys": "from
+the pack"` and `"verdict": "verified without the model file"`, and the status is still 0.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def render(report: Report) -> list[str]:
     lines = [report.headline, "", *(_render_line(line) for line in report.lines), ""]
     if report.verified:
         own = " under the key that came with the pack" if report.keys == "from the pack" else ""
-        lines.append(f"VERIFIED{own}. This proves:")
+        lines.append(f"{report.verdict.upper()}{own}. This proves:")
         lines.extend(f"  + {sentence}" for sentence in report.proves)
         lines.append("It does not prove:")
         lines.extend(f"  - {sentence}" for sentence in report.does_not_prove)
@@ -97,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--evidence", type=Path, help="the restricted evidence record")
     command.add_argument("--receipt", type=Path, help="a data subject's receipt")
     command.add_argument("--subject", help="the identifier the receipt is about, to open its commitment")
-    command.add_argument("--since", type=Path, help="an earlier signed tree head, with or without its proof")
+    command.add_argument("--since", type=Path, help="a signed tree head you hold, with or without its proof")
     command.add_argument(
         "--keys", type=Path, help="the issuer's published keys, instead of those in the pack"
     )

@@ -1,4 +1,7 @@
-"""Checklist line 8: the evidence opens the commitment, and Δ recomputed from it is within Δ*."""
+"""Checklist line 8: the evidence opens the commitment, and Δ recomputed from it is within Δ*.
+
+Evidence of format 2 must also agree with itself and with the statement (`evidence_consistency`).
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,25 @@ from fractions import Fraction
 
 from certificate.errors import EvidenceMismatch
 from certificate.evidence import Curvature, EvidenceRecord, LanczosRun, commit
+from certificate.evidence_consistency import check_consistency
+from certificate.predicate import Predicate
 from certificate.statement import AnyPredicate
-from certificate.tolerance import RELATIVE, understates
+from certificate.tolerance import RELATIVE, overstates, understates
 
 
 def check_evidence(record: EvidenceRecord, predicate: AnyPredicate) -> str:
+    """Check line 8 and return the detail to show, or raise `EvidenceMismatch`."""
     if commit(record) != predicate.evidence.commitment:
         raise EvidenceMismatch("the evidence is not the record the certificate commits to")
     if record.certificate_id != predicate.certificate_id or record.rule != predicate.bound.rule:
         raise EvidenceMismatch("the evidence is of another certificate or another rule")
+    if isinstance(predicate, Predicate):
+        check_consistency(record, predicate)
     distance = _recomputed_distance(record, predicate)
+    if isinstance(predicate, Predicate) and overstates(record.distance, distance):
+        raise EvidenceMismatch(
+            f"the evidence says Δ = {record.distance!r}, its own numbers give {distance!r}"
+        )
     if understates(record.distance, distance):
         raise EvidenceMismatch(
             f"the evidence says Δ = {record.distance!r}, its own numbers give {distance!r}"
@@ -48,6 +60,8 @@ def _outcome(predicate: AnyPredicate) -> str:
 
 def _recomputed_distance(record: EvidenceRecord, predicate: AnyPredicate) -> float:
     regularisation, target = predicate.objective.regularisation, predicate.bound.distance_target
+    if predicate.bound.rule in ("B1", "B2") and not record.rounding_error > 0:
+        raise EvidenceMismatch("the rounding error is 0: no gradient is computed without one")
     if predicate.bound.rule == "B1":
         if record.rounding_error / regularisation >= target:
             raise EvidenceMismatch("the rounding error alone is as large as Δ* allows")
@@ -56,6 +70,8 @@ def _recomputed_distance(record: EvidenceRecord, predicate: AnyPredicate) -> flo
         if record.curvature is None:
             raise EvidenceMismatch("rule B2 needs curvature, and the evidence has none")
         return _recomputed_b2(record, record.curvature, predicate)
+    if isinstance(predicate, Predicate) and predicate.bound.rule == "retrain":
+        return 0.0
     return record.distance
 
 
@@ -65,11 +81,15 @@ def _recomputed_b2(record: EvidenceRecord, curvature: Curvature, predicate: AnyP
         raise EvidenceMismatch(f"the p_j sum to {spent!r}, above p = {predicate.bound.failure_probability!r}")
     _check_source(curvature, predicate)
     _check_floor(curvature, predicate)
+    if not curvature.hessian_lipschitz > 0:
+        raise EvidenceMismatch("M = 0: no network's Hessian is constant")
     gradient = _up(record.gradient_norm + record.rounding_error)
     h = curvature.hessian_lipschitz * gradient / curvature.floor**2
     if not h < 0.5:
         raise EvidenceMismatch(f"h = {h!r} is not below 1/2")
-    if understates(curvature.kantorovich, h):
+    if understates(curvature.kantorovich, h) or (
+        isinstance(predicate, Predicate) and overstates(curvature.kantorovich, h)
+    ):
         raise EvidenceMismatch(f"the evidence says h = {curvature.kantorovich!r}, its own numbers give {h!r}")
     if understates(curvature.ball_radius, 2 * gradient / curvature.floor):
         raise EvidenceMismatch("M was derived on a ball smaller than 2G/μ₀")

@@ -20,6 +20,10 @@ MAX_NOTE = 64 * 1024
 MAX_SIGNATURES = 16
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,18}")
 _DASH = "\u2014"
+RETIRED = (
+    "the tree head is signed by a retired key, which proves nothing new. Download the pack and the keys "
+    "again: the pack is then served under a tree head signed by the key in use"
+)
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,31 @@ def sign_checkpoint(checkpoint: Checkpoint, signer: Signer) -> str:
     return f"{text}\n{_DASH} {checkpoint.origin} {base64.b64encode(blob).decode()}\n"
 
 
-def verify_checkpoint(note: str, keys: KeySet) -> Checkpoint:
-    """The tree head a note carries, once a known key valid at its size has signed it.
+@dataclass(frozen=True)
+class SignedHead:
+    """A tree head and whether every known key that signed it is retired, so that it proves nothing alone."""
 
-    Signatures of unknown keys (witnesses) are ignored; a bad one by a known key spoils the note.
+    head: Checkpoint
+    retired: bool
+
+
+def verify_checkpoint(note: str, keys: KeySet) -> Checkpoint:
+    """Return the tree head a note carries, once a known key that is not retired has signed it."""
+    signed = verify_head(note, keys)
+    if signed.retired:
+        raise LogProofInvalid(RETIRED)
+    return signed.head
+
+
+def verify_head(note: str, keys: KeySet) -> SignedHead:
+    """Return the tree head a note carries, once a known key valid at its size has signed it.
+
+    Signatures of unknown keys (witnesses) are ignored; a bad one by a known key spoils the note. The caller
+    decides what a retired key's signature is worth: nothing, unless a proof leads to a head of a key in use.
     """
     text, signatures = parse_note(note)
     checkpoint = parse_checkpoint(text)
-    signed = False
+    signers: list[PublicKey] = []
     for signature in signatures:
         key = _known_key(signature, checkpoint, keys)
         if key is None:
@@ -69,10 +90,10 @@ def verify_checkpoint(note: str, keys: KeySet) -> Checkpoint:
             )
         if not key.accepts(text.encode(), signature.value):
             raise LogProofInvalid("the tree head's signature does not match its text")
-        signed = True
-    if not signed:
+        signers.append(key)
+    if not signers:
         raise LogProofInvalid("the tree head is not signed by a known key of its log")
-    return checkpoint
+    return SignedHead(checkpoint, retired=all(key.valid_until is not None for key in signers))
 
 
 def _known_key(signature: NoteSignature, checkpoint: Checkpoint, keys: KeySet) -> PublicKey | None:

@@ -10,14 +10,20 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
+from certificate.merkle import EMPTY_ROOT
 from certificate.records import (
     Count,
+    Declaration,
+    DeviceName,
+    FamilyName,
+    ModelName,
     NonNegative,
     Positive,
     Probability,
     Record,
+    RuntimeFlag,
     Sha256,
-    Text,
+    SoftwareVersion,
     Uuid7,
     at_most,
 )
@@ -63,9 +69,9 @@ class Parent(Record):
 class Origins(Record):
     """Where what the objective includes comes from, as the model's owner declared it."""
 
-    features: Text
-    constants: Text
-    anchor: Text
+    features: Declaration
+    constants: Declaration
+    anchor: Declaration
 
 
 class Objective(Record):
@@ -74,7 +80,7 @@ class Objective(Record):
     `warnings` are what registration noticed and nobody has resolved.
     """
 
-    family: Text
+    family: FamilyName
     loss: Loss
     regularisation: Positive
     anchor_sha256: Sha256 | None
@@ -83,12 +89,19 @@ class Objective(Record):
     dimension: Annotated[int, Field(ge=1, lt=2**53)]
     retained_data_commitment: Sha256
 
+    @model_validator(mode="after")
+    def _warnings_are_named_once(self) -> Self:
+        if len(set(self.warnings)) != len(self.warnings):
+            raise ValueError("a warning is named twice")
+        return self
+
 
 class DeletionSet(Record):
     """How many were erased, and a commitment to who: `root` is the Merkle root over `commitments` leaves.
 
     One leaf stands for one person in one request, so a person who asks twice has two. `records` is null for
-    fewer than twenty people.
+    fewer than twenty people. Records that were added, and nobody erased, make an empty set: all counts are 0
+    and the root is that of the empty tree.
     """
 
     requests: Count
@@ -103,6 +116,10 @@ class DeletionSet(Record):
             raise ValueError(
                 "each person has a commitment for each request that names them, and no other has"
             )
+        if self.people == 0 and self.requests != 0:
+            raise ValueError("a request erased nobody")
+        if (self.commitments == 0) != (self.root == EMPTY_ROOT.hex()):
+            raise ValueError("the root is that of the empty tree exactly when there is no commitment")
         if (self.people < SMALLEST_DESCRIBED_SET) != (self.records is None):
             raise ValueError("records are counted for twenty people or more, and not for fewer")
         if self.records is not None and self.records < self.people:
@@ -218,12 +235,12 @@ class EvidenceCommitment(Record):
 class Runtime(Record):
     """What ran; `flags` are the settings that make it deterministic, as the runtime spells them."""
 
-    torch: Text
-    lethe: Text
-    device: Text
+    torch: SoftwareVersion
+    lethe: SoftwareVersion
+    device: DeviceName
     world_size: Annotated[int, Field(ge=1, lt=2**31)]
     deterministic: bool
-    flags: Annotated[tuple[Text, ...], at_most(64)] = ()
+    flags: Annotated[tuple[RuntimeFlag, ...], at_most(16)] = ()
 
 
 class Predicate(Record):
@@ -232,7 +249,7 @@ class Predicate(Record):
     format_version: ClassVar[int] = 2
 
     certificate_id: Uuid7
-    model: Text
+    model: ModelName
     model_id: Uuid7
     version: Annotated[int, Field(ge=1, lt=2**53)]
     parent: Parent
@@ -254,9 +271,9 @@ class Predicate(Record):
         return self
 
     @model_validator(mode="after")
-    def _newer_than_parent(self) -> Self:
-        if self.version <= self.parent.version:
-            raise ValueError("a version is newer than its parent")
+    def _follows_its_parent(self) -> Self:
+        if self.version != self.parent.version + 1:
+            raise ValueError("a version is one more than its parent's")
         return self
 
 

@@ -18,8 +18,6 @@ from certificate.predicate import (
     Estimate,
     EvidenceCommitment,
     Mechanism,
-    Origins,
-    Runtime,
     check_headline,
     check_retrain,
 )
@@ -65,6 +63,14 @@ class ParentV1(Record):
         return self.checkpoint_sha256
 
 
+class OriginsV1(Record):
+    """Where what the objective includes comes from, as the model's owner declared it."""
+
+    features: Text
+    constants: Text
+    anchor: Text
+
+
 class ObjectiveV1(Record):
     """f(w) = mean loss + (regularisation/2)·‖w - anchor‖²; `anchor_sha256` is null for the anchor 0."""
 
@@ -72,7 +78,7 @@ class ObjectiveV1(Record):
     loss: Text
     regularisation: Positive
     anchor_sha256: Sha256 | None
-    origins: Origins
+    origins: OriginsV1
     dimension: Annotated[int, Field(ge=1, lt=2**53)]
     retained_data_commitment: Sha256
 
@@ -206,6 +212,17 @@ class LifetimeV1(Record):
         return self
 
 
+class RuntimeV1(Record):
+    """What ran; `flags` are the settings that make it deterministic, as the runtime spells them."""
+
+    torch: Text
+    lethe: Text
+    device: Text
+    world_size: Annotated[int, Field(ge=1, lt=2**31)]
+    deterministic: bool
+    flags: Annotated[tuple[Text, ...], at_most(64)] = ()
+
+
 class PredicateV1(Record):
     """`model_id` says whose model it is: names repeat among the tenants of one log, ids do not."""
 
@@ -224,7 +241,7 @@ class PredicateV1(Record):
     noise: NoiseV1
     lifetime: LifetimeV1
     evidence: EvidenceCommitment
-    runtime: Runtime
+    runtime: RuntimeV1
     issued_at: AwareDatetime
 
     @model_validator(mode="after")

@@ -22,6 +22,15 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Salt = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 # Control characters would let a document write on the terminal of whoever verifies it.
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=4000)]
+# A declaration in the words of a model's owner.
+Declaration = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=500)]
+ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+FamilyName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,49}$")]
+SoftwareVersion = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}$")]
+# "cpu", or "cuda (NVIDIA A100-SXM4-80GB)".
+DeviceName = Annotated[str, StringConstraints(pattern=r"^[a-z]{1,16}( \([ -~]{1,100}\))?$")]
+# "torch.num_threads=2", ":4096:8" behind the name of an environment variable.
+RuntimeFlag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.]{1,100}=[A-Za-z0-9_.:,-]{0,100}$")]
 Uuid7 = Annotated[
     str, StringConstraints(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$")
 ]

@@ -9,15 +9,17 @@ from pathlib import Path
 
 from certificate.evidence import EvidenceRecord
 from certificate.keys import KeySet
-from certificate.pack import EarlierHead, Pack
+from certificate.pack import EarlierHead, LogConsistency, Pack, PackV1
 from certificate.receipt import NoDataHeld, NoDataHeldV1, NoDataReceipt, Receipt, ReceiptV1
 from certificate.records import Record
-from certificate.statement import Statement
+from certificate.statement import Statement, StatementV1
 
 DOCUMENTS: dict[str, type[Record]] = {
-    "statement-v1": Statement,
+    "statement-v1": StatementV1,
+    "statement-v2": Statement,
     "evidence-v1": EvidenceRecord,
-    "pack-v1": Pack,
+    "pack-v1": PackV1,
+    "pack-v2": Pack,
     "receipt-v1": ReceiptV1,
     "receipt-v2": Receipt,
     "no-data-held-v1": NoDataHeldV1,
@@ -25,6 +27,7 @@ DOCUMENTS: dict[str, type[Record]] = {
     "no-data-receipt-v2": NoDataReceipt,
     "keys-v1": KeySet,
     "earlier-head-v1": EarlierHead,
+    "log-consistency-v1": LogConsistency,
 }
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from certificate.errors import StatementUnreadable, UnusableInput
 from certificate.predicate import Predicate
@@ -60,12 +60,28 @@ class Statement(_Statement):
     )
     predicate: Predicate
 
+    @model_validator(mode="after")
+    def _file_is_named_after_the_version(self) -> Self:
+        expected = weights_file_name(self.predicate.model, self.predicate.version)
+        if self.subject[0].name != expected:
+            raise ValueError(f"the subject is not named {expected}")
+        return self
+
 
 AnyStatement = Statement | StatementV1
 _BY_TYPE: dict[str, type[Statement] | type[StatementV1]] = {
     PREDICATE_TYPE: Statement,
     PREDICATE_TYPE_V1: StatementV1,
 }
+
+
+def weights_file_name(model: str, version: int) -> str:
+    """Return the name under which a version's weights are published: the only one a statement may give.
+
+    >>> weights_file_name("credit-scoring", 3)
+    'credit-scoring-v3.safetensors'
+    """
+    return f"{model}-v{version}.safetensors"
 
 
 def statement_for(*, file_name: str, weights_sha256: str, predicate: Predicate) -> Statement:

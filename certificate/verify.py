@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from certificate.assurance import check_assurance
+from certificate.chain_check import ORDER_NOT_PROVED, check_chain
 from certificate.checkpoint import check_file
-from certificate.checks import check_chain, check_log, check_noise, read_envelope
-from certificate.envelope import Envelope, check_signature
+from certificate.envelope import Envelope, check_signature, from_base64
+from certificate.envelope import parse as parse_envelope
 from certificate.errors import (
     AssuranceUnfounded,
     ChainBroken,
@@ -26,7 +27,9 @@ from certificate.errors import (
 from certificate.evidence import EvidenceRecord
 from certificate.evidence_check import check_evidence
 from certificate.keys import KeySet
-from certificate.pack import EarlierHead, Pack
+from certificate.log_check import check_log
+from certificate.noise_check import check_noise
+from certificate.pack import AnyPack, EarlierHead, LogConsistency, PackV1, read_pack
 from certificate.receipt import (
     Receipt,
     describe_no_data_held,
@@ -34,20 +37,35 @@ from certificate.receipt import (
     verify_no_data_held,
     verify_receipt,
 )
-from certificate.records import printable
+from certificate.records import printable, read_object
 from certificate.statement import AnyStatement, parse
 
-PROVES = (
-    "the holder of the key signed this statement about this exact file and logged it at this place",
-    "σ, (ε, δ) and the lifetime's sum follow from the numbers stated",
+SIGNED_WITH_FILE = (
+    "the holder of the key signed this statement about this exact file and logged it at this place"
 )
+SIGNED = "the holder of the key signed this statement and logged it at this place"
+FOLLOWS = (
+    "σ, (ε, δ) and the lifetime's sum follow from the numbers stated, for this release and each before it"
+)
+
 DOES_NOT_PROVE = (
     "that the issuer measured honestly or ran what it says: for that there is the replay audit",
     "anything about the assumptions listed in the certificate",
 )
+WITHOUT_FILE = (
+    "that a file you hold is the one certified, holds as many weights as stated and has them on the public "
+    "grid: no file was checked"
+)
+FORMAT_1 = (
+    "that the noise hides what it should: the certificate is of format 1, whose noise was drawn in floating "
+    "point; a known attack can tell such a file from its reference"
+)
 KEYS_FROM_PACK = (
     "that the key is the issuer's: it came with the pack; compare it with the issuer's published keys"
 )
+
+
+Verdict = Literal["verified", "verified without the model file", "not verified"]
 
 
 @dataclass(frozen=True)
@@ -72,23 +90,35 @@ class Report:
 
     @property
     def verified(self) -> bool:
+        """Whether no check failed. Without the model file this is so, too: see `verdict`."""
         return all(line.ok is not False for line in self.lines)
 
     @property
+    def verdict(self) -> Verdict:
+        """The outcome in words."""
+        if not self.verified:
+            return "not verified"
+        unchecked = any(line.number == FileMismatch.line and line.ok is None for line in self.lines)
+        return "verified without the model file" if unchecked else "verified"
+
+    @property
     def failed(self) -> tuple[Line, ...]:
+        """The lines that say no."""
         return tuple(line for line in self.lines if line.ok is False)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"verified": self.verified, **asdict(self)}
+        """Return the report as JSON values."""
+        return {"verified": self.verified, "verdict": self.verdict, **asdict(self)}
 
 
 @dataclass(frozen=True)
 class Case:
     """Everything the checks look at. Documents are parsed, nothing in them is trusted yet."""
 
-    pack: Pack
+    pack: AnyPack
     keys: KeySet
     model: bytes | Path | None
+    without_model: str
     evidence: EvidenceRecord | None
     receipt: Receipt | bytes | None
     since: EarlierHead | None
@@ -96,7 +126,7 @@ class Case:
 
 
 def verify(
-    pack: Pack | bytes,
+    pack: AnyPack | bytes,
     *,
     model: bytes | Path | None = None,
     evidence: EvidenceRecord | bytes | None = None,
@@ -104,17 +134,20 @@ def verify(
     since: EarlierHead | bytes | None = None,
     keys: KeySet | bytes | None = None,
     subject: str | None = None,
+    without_model: str = "no model file was given",
 ) -> Report:
     """Run the checklist. `keys` pins the issuer's keys; else the pack's are used, and the report says so.
 
+    Without `model` the file is not checked, and the verdict says so; `without_model` is the reason to show.
     Raises `UnusableInput` when a document cannot be read at all; everything else is a line of the report.
     """
-    pack = Pack.read(pack, "pack") if isinstance(pack, bytes) else pack
+    pack = read_pack(pack) if isinstance(pack, bytes) else pack
     pinned = KeySet.read(keys, "keys") if isinstance(keys, bytes) else keys
     case = Case(
         pack=pack,
         keys=pack.keys if pinned is None else pinned,
         model=model,
+        without_model=without_model,
         evidence=EvidenceRecord.read(evidence, "evidence")
         if isinstance(evidence, bytes)
         else evidence or pack.evidence,
@@ -123,15 +156,31 @@ def verify(
         subject=subject,
     )
     lines, statement = _run_checklist(case)
-    limits = DOES_NOT_PROVE if pinned is not None else (KEYS_FROM_PACK, *DOES_NOT_PROVE)
     report = Report(
         headline=_headline(statement),
         keys="from the pack" if pinned is None else "given",
         lines=tuple(lines),
-        proves=PROVES,
-        does_not_prove=limits,
+        proves=(),
+        does_not_prove=(),
     )
-    return report if report.verified else replace(report, proves=())
+    limits = _does_not_prove(report, case, statement)
+    if not report.verified:
+        return replace(report, does_not_prove=limits)
+    signed = SIGNED_WITH_FILE if report.verdict == "verified" and model is not None else SIGNED
+    return replace(report, proves=(signed, FOLLOWS), does_not_prove=limits)
+
+
+def _does_not_prove(report: Report, case: Case, statement: AnyStatement | None) -> tuple[str, ...]:
+    limits = list(DOES_NOT_PROVE)
+    if isinstance(case.pack, PackV1) and case.pack.predecessors:
+        limits.append(ORDER_NOT_PROVED)
+    if statement is not None and statement.predicate.format_version == 1:
+        limits.insert(0, FORMAT_1)
+    if report.verdict == "verified without the model file":
+        limits.insert(0, WITHOUT_FILE)
+    if report.keys == "from the pack":
+        limits.insert(0, KEYS_FROM_PACK)
+    return tuple(limits)
 
 
 def _run_checklist(case: Case) -> tuple[list[Line], AnyStatement | None]:
@@ -149,16 +198,31 @@ def _run_checklist(case: Case) -> tuple[list[Line], AnyStatement | None]:
         lines.extend(_not_run(check) for check in checks)
     else:
         predicate, digest = statement.predicate, envelope.digest
-        run(FileMismatch, lambda: check_file(case.model, statement.weights_sha256, predicate))
+        lines.append(_file_line(case, statement))
         run(NoiseTooSmall, lambda: check_noise(predicate))
         run(AssuranceUnfounded, lambda: check_assurance(predicate))
-        run(ChainBroken, lambda: check_chain(statement, digest, case.pack.predecessors, case.keys))
+        run(ChainBroken, lambda: check_chain(statement, digest, case.pack, case.keys))
     if envelope is None:
         lines.append(_not_run(LogProofInvalid))
     else:
-        run(LogProofInvalid, lambda: check_log(case.pack, envelope.digest, case.keys, case.since))
+        version = 1 if statement is None else statement.predicate.format_version
+        run(
+            LogProofInvalid,
+            lambda: check_log(case.pack, envelope.digest, case.keys, case.since, format_version=version),
+        )
     lines.extend(_optional_lines(case, envelope, statement))
     return lines, statement
+
+
+def _file_line(case: Case, statement: AnyStatement) -> Line:
+    """Line 3: checked with the file, not asked without one. A draw that was destroyed has no file."""
+    model, predicate = case.model, statement.predicate
+    if model is not None:
+        return _line(FileMismatch, lambda: check_file(model, statement.weights_sha256, predicate))
+    if predicate.mechanism == "discarded":
+        gone = "a draw that was evaluated and destroyed: there is no file"
+        return Line(FileMismatch.line, FileMismatch.title, True, gone)
+    return Line(FileMismatch.line, FileMismatch.title, None, f"not checked: {case.without_model}")
 
 
 def _check_envelope(case: Case) -> tuple[Envelope | None, Line]:
@@ -166,7 +230,7 @@ def _check_envelope(case: Case) -> tuple[Envelope | None, Line]:
     parsed: list[Envelope] = []
 
     def check() -> str:
-        envelope = read_envelope(case.pack)
+        envelope = parse_envelope(from_base64(case.pack.envelope))
         parsed.append(envelope)
         key = check_signature(envelope, case.keys, position=case.pack.log.index)
         return f"key {key.key_id}, place {case.pack.log.index}"
@@ -244,8 +308,11 @@ def _read_receipt(receipt: Receipt | bytes | None) -> Receipt | bytes | None:
 
 
 def _read_since(since: bytes) -> EarlierHead:
-    """A bare signed note, or a JSON document with the note and the proof that leads from it."""
+    """Read a signed tree head: bare, with the proof between it and the pack's, or as the log's answer."""
     if since.lstrip().startswith(b"{"):
+        if "new_size" in read_object(since, "earlier tree head"):
+            answer = LogConsistency.read(since, "earlier tree head")
+            return EarlierHead(checkpoint=answer.checkpoint, path=answer.path)
         return EarlierHead.read(since, "earlier tree head")
     return EarlierHead(checkpoint=since.decode(errors="replace"))
 
@@ -255,6 +322,8 @@ def _headline(statement: AnyStatement | None) -> str:
         return "not a certificate that can be read"
     predicate = statement.predicate
     guarantee, what = predicate.guarantee, f"{printable(predicate.model)} version {predicate.version}"
+    if predicate.format_version == 1:
+        what = f"{what} (certificate of format 1: its noise was drawn in floating point)"
     if guarantee.estimate is not None:
         return f"ESTIMATE, NOT A GUARANTEE: {what}, {predicate.mechanism}, no (ε, δ) is certified"
     if predicate.mechanism == "discarded":

@@ -29,7 +29,7 @@ from worker import jobs
 from worker.messages import Message, NotOurs, open_queue
 from worker.pipeline import log as certificate_log
 from worker.pipeline.scratch import sweep
-from worker.signing import check_known, load_signer, rotate
+from worker.signing import check_known, key_place, load_signer
 
 log = logs.get("worker")
 
@@ -117,11 +117,13 @@ class Worker(SimpleWorker):
 
 
 def rotate_signing_key(settings: Settings) -> None:
-    """Let the signing key of the settings take over from the one in use."""
+    """Let the signing key of the settings take over from the one in use, and sign the tree head with it."""
     services = Services(settings)
     try:
         with services.database.writing() as session:
-            rotate(session, load_signer(settings), certificate_log.lock(session).size)
+            certificate_log.hand_over(
+                session, load_signer(settings), settings.log_origin, key_place(settings)
+            )
     except KeyProblem as problem:
         raise refuse(str(problem)) from None
     finally:
@@ -140,6 +142,17 @@ def check_signing_key(services: Services) -> None:
         log.warning("database away, the signing key is checked later", problem=type(problem).__name__)
 
 
+def renew_tree_head(services: Services) -> None:
+    """Sign the tree head anew if a retired key signed it; if the database is away, at the next start."""
+    try:
+        with services.database.writing() as session:
+            signer = load_signer(services.settings)
+            if certificate_log.renew_head(session, signer, services.settings.log_origin):
+                log.info("tree head signed by the key in use")
+    except SQLAlchemyError as problem:
+        log.warning("database away, the tree head is looked at later", problem=type(problem).__name__)
+
+
 def encrypt_salts(services: Services) -> None:
     """Encrypt what an earlier version stored in the clear; if the database is away, at the next start."""
     try:
@@ -153,6 +166,7 @@ def run(settings: Settings) -> None:
     services = Services(settings)
     check_deployment_key(services)
     check_signing_key(services)
+    renew_tree_head(services)
     encrypt_salts(services)
     sweep(settings)
     jobs.use(services)

@@ -11,6 +11,8 @@ from app.settings import Settings
 from app.vault import KeyProblem, read_key, write_private
 from certificate.keys import Signer, SigningKey
 
+PLACES = "LETHE_SIGNING_KEY, or in the file that LETHE_SIGNING_KEY_FILE names"
+
 
 def load_signer(settings: Settings) -> Signer:
     given = settings.signing_key.get_secret_value()
@@ -21,6 +23,13 @@ def load_signer(settings: Settings) -> Signer:
         return SigningKey.from_pem(given or read_key(path, "signing key"))
     except ValueError:
         raise KeyProblem("the signing key is not a P-256 key in PEM") from None
+
+
+def key_place(settings: Settings) -> str:
+    """Say where this process takes its signing key from, in words for an operator."""
+    if settings.signing_key.get_secret_value():
+        return "the environment variable LETHE_SIGNING_KEY"
+    return f"the file {settings.signing_key_path}, which LETHE_SIGNING_KEY_FILE can change"
 
 
 def announce_key(session: Session, signer: Signer, log_size: int) -> None:
@@ -35,20 +44,24 @@ def announce_key(session: Session, signer: Signer, log_size: int) -> None:
         raise KeyProblem(_stranger(session, signer))
 
 
-def rotate(session: Session, signer: Signer, log_size: int) -> None:
-    """Let this key take over, under the lock on the log's head.
+def rotate(session: Session, signer: Signer, log_size: int, place: str = PLACES) -> None:
+    """Let this key take over, under the lock on the log's head; the caller signs the head again with it.
 
     The new key signs from the next place, n, on. The old key's window ends after n, not before it: "no data
     held" statements of the first format are dated by the size of the log, so those it signed since the last
     leaf are dated n, and must verify for ever. At n both keys are valid. Whoever holds the old key gains
-    nothing by that: leaves and tree heads of its own window it can sign anyway, and a second leaf at one
-    place fails consistency proofs.
+    nothing by that: a tree head of a retired key is accepted only where a proof leads from it to a head of
+    the key in use, and a leaf that this log does not hold has no such proof. `place` says where the signing
+    key comes from.
     """
     current = _current(session)
     if current is not None and current.key_id == signer.key_id:
-        return
+        raise KeyProblem(
+            f"nothing was rotated: the signing key in {place} is the one in use already. "
+            "Put the new key there and run the command again"
+        )
     if session.get(SigningKeyRecord, signer.key_id) is not None:
-        raise KeyProblem(_stranger(session, signer))
+        raise KeyProblem(_stranger(session, signer, place))
     if current is not None:
         current.valid_until = log_size + 1
     session.add(SigningKeyRecord(key_id=signer.key_id, public_pem=signer.public_pem, valid_from=log_size))
@@ -61,17 +74,20 @@ def check_known(session: Session, settings: Settings) -> None:
         read_key(settings.signing_key_path, "signing key")  # one that is missing must not be made anew
     signer = load_signer(settings)
     if current is not None and current.key_id != signer.key_id:
-        raise KeyProblem(_stranger(session, signer))
+        raise KeyProblem(_stranger(session, signer, key_place(settings)))
 
 
 def _current(session: Session) -> SigningKeyRecord | None:
     return session.scalar(select(SigningKeyRecord).where(SigningKeyRecord.valid_until.is_(None)))
 
 
-def _stranger(session: Session, signer: Signer) -> str:
+def _stranger(session: Session, signer: Signer, place: str = PLACES) -> str:
     if session.get(SigningKeyRecord, signer.key_id) is not None:
-        return "this signing key was replaced by a newer one; a retired key signs nothing"
+        return (
+            f"the signing key in {place} was replaced by a newer one; a retired key signs nothing. "
+            "Put the new key there"
+        )
     return (
-        "this signing key is not the one in use; if it shall replace it, "
-        "run `lethe worker --rotate-signing-key` once"
+        f"the signing key in {place} is not the one in use; if it shall replace it, "
+        "run `lethe worker --rotate-signing-key` once with it"
     )

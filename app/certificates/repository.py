@@ -9,6 +9,7 @@ from app.db.tables import Certificate, LogHead, LogNode, Model, SigningKeyRecord
 from certificate import merkle
 
 T = TypeVar("T")
+NODES_IN_A_QUERY = 400  # two parameters each: SQLite takes a thousand at least
 
 
 def of_tenant(tenant_id: UUID) -> Select[Certificate]:
@@ -40,14 +41,16 @@ def log_head(session: Session) -> LogHead | None:
 
 
 def over_log(session: Session, computation: Callable[[merkle.NodeReader], T]) -> T:
-    """A proof or root computed over the log: the O(log n) nodes it reads come in one query."""
-    wanted = list(dict.fromkeys(merkle.reads_of(computation)))  # proofs share their upper nodes
-    rows = session.execute(
-        select(LogNode.level, LogNode.position, LogNode.hash).where(
-            tuple_(LogNode.level, LogNode.position).in_(wanted)
+    """Compute proofs or a root over the log; the O(log n) nodes each reads come in one query for many."""
+    wanted = sorted(set(merkle.reads_of(computation)))
+    nodes: dict[tuple[int, int], bytes] = {}
+    for first in range(0, len(wanted), NODES_IN_A_QUERY):
+        rows = session.execute(
+            select(LogNode.level, LogNode.position, LogNode.hash).where(
+                tuple_(LogNode.level, LogNode.position).in_(wanted[first : first + NODES_IN_A_QUERY])
+            )
         )
-    )
-    nodes = {(level, position): value for level, position, value in rows}
+        nodes.update({(level, position): value for level, position, value in rows})
     return computation(lambda level, position: nodes[level, position])
 
 

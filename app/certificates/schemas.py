@@ -3,6 +3,8 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field
 
+from certificate.verify import Verdict
+
 
 class CertificateShown(BaseModel):
     id: UUID
@@ -37,7 +39,8 @@ class VerificationLine(BaseModel):
 
 
 class Verification(BaseModel):
-    verified: bool
+    verified: bool = Field(description="No check failed; `verdict` says whether the file was among them.")
+    verdict: Verdict
     headline: str
     keys: str = Field(description="Whose word it is that the keys are the issuer's: here only the pack's.")
     lines: list[VerificationLine]

@@ -11,7 +11,7 @@ from app.db.tables import Certificate, LogHead
 from app.errors import InvalidRequest, NotFound
 from certificate import envelope, merkle
 from certificate.keys import KeySet, PublicKey
-from certificate.pack import Pack, build_pack
+from certificate.pack import LoggedEnvelope, Pack, build_pack
 
 
 def get(session: Session, certificate_id: UUID, tenant_id: UUID | None) -> Certificate:
@@ -36,16 +36,22 @@ def key_set(session: Session) -> KeySet:
 
 
 def pack(session: Session, certificate: Certificate) -> Pack:
-    """Everything offline verification needs, against the newest tree head."""
-    proof = inclusion(session, certificate.log_index)
+    """Return everything offline verification needs: the chain, and its places under one tree head."""
+    top = head(session)
+    earlier = repository.chain_before(session, certificate)
+    places = [certificate.log_index, *(link.log_index for link in earlier)]
+    own, *paths = repository.over_log(
+        session, lambda node: [merkle.inclusion_proof(place, top.size, node) for place in places]
+    )
     return build_pack(
         envelope=envelope.parse(certificate.envelope),
-        checkpoint=proof.checkpoint,
-        index=proof.index,
-        path=[bytes.fromhex(step) for step in proof.path],
+        tree_head=top.note,
+        index=certificate.log_index,
+        path=own,
         keys=key_set(session),
         predecessors=[
-            envelope.parse(link.envelope) for link in repository.chain_before(session, certificate)
+            LoggedEnvelope(envelope.parse(link.envelope), link.log_index, path)
+            for link, path in zip(earlier, paths, strict=True)
         ],
     )
 

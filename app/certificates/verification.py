@@ -1,6 +1,6 @@
 """The checklist as this server runs it: over the pack, the evidence, and the file where it is still here."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import BoundedSemaphore
 
 from sqlalchemy.orm import Session
@@ -36,23 +36,19 @@ def material(session: Session, certificate: Certificate) -> Material:
 
 
 def checked(services: Services, given: Material) -> Report:
+    """Run the checklist, with the file where it is still here and not too large."""
     with _looking:
         model, why = _file(services, given.version)
-        report = verify(given.pack, model=model, evidence=given.evidence)
-    if model is None:  # not a failure: nobody looked
-        lines = tuple(
-            replace(line, ok=None, detail=why) if line.number == FILE_LINE else line for line in report.lines
-        )
-        report = replace(report, lines=lines)
-    return report
+        return verify(given.pack, model=model, evidence=given.evidence, without_model=why)
 
 
 def _file(services: Services, version: Version | None) -> tuple[bytes | None, str]:
+    """Return the file, or None and the reason to show."""
     if version is None or version.state != VersionState.CURRENT:
-        return None, "not checked here: the file was superseded and is no longer kept"
+        return None, "the file was superseded and is no longer kept here"
     if version.size > LARGEST_HASHED:
-        return None, "not checked here: the file is large; verify it offline"
+        return None, "the file is large; verify it offline"
     try:
         return b"".join(services.storage.read(version.path)), ""
     except (StorageError, OSError):
-        return None, "not checked here: the file cannot be read at the moment"
+        return None, "the file cannot be read here at the moment"

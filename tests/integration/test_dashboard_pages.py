@@ -166,7 +166,7 @@ def _a_file_that_is_not_read_is_not_said_to_be_checked(owned: Owned, monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(verification, "LARGEST_HASHED", 10)
         page = owned.visitor.get(f"/certificates/{owned.certificate}").text
-    assert "not checked here: the file is large" in page
+    assert "not checked: the file is large" in page
     assert page.count('aria-hidden="true">✓</span>') == 7
     assert 'aria-hidden="true">–</span>' in page
     assert "about this exact file" not in page

@@ -178,7 +178,7 @@ def noise_refusal(w: Tensor, sigma: float) -> Refusal | None:
     return Refusal(HeldReason.NOT_CERTIFIABLE, detail)
 
 
-def sums_floating_point_noise(context: Context, mechanism: Method) -> bool:
+def sums_floating_point_noise(context: Context, mechanism: Method | Literal["discarded"]) -> bool:
     """Whether the running sum of the next release includes one of certificate format 1."""
     last = _last(context)
     if last is None or mechanism == "retrain":

@@ -12,9 +12,10 @@ from app.db import transitions
 from app.db.states import Decision
 from app.db.tables import HeldDraw
 from app.storage import Stored
+from certificate import assurance
 from certificate.keys import Signer
 from certificate.statement import parse_current, serialise
-from worker.pipeline.certify import lifetime_after
+from worker.pipeline.certify import lifetime_after, sums_floating_point_noise
 from worker.pipeline.claim import Terms
 from worker.pipeline.context import Context
 from worker.pipeline.publish import add_certificate, publish
@@ -66,7 +67,16 @@ def _discard(context: Context, draft: Draft, signer: Signer) -> None:
         0.0 if said.bound.rule == "retrain" else said.noise.residual,
     )
     lifetime = lifetime_after(context, "discarded", terms)
-    said = said.model_copy(update={"mechanism": "discarded", "lifetime": lifetime})
+    # A retrain would have started a new sum; its discarded draw is counted in the old one.
+    assumptions = assurance.assumptions_for(
+        said.bound.rule,
+        said.guarantee.assurance,
+        changed_after_refusal="choices-after-refusal" in said.guarantee.assumptions,
+        warnings=said.objective.warnings,
+        sums_floating_point_noise=sums_floating_point_noise(context, "discarded"),
+    )
+    guarantee = said.guarantee.model_copy(update={"assumptions": assumptions})
+    said = said.model_copy(update={"mechanism": "discarded", "lifetime": lifetime, "guarantee": guarantee})
     payload = serialise(statement.model_copy(update={"predicate": said}))
     with context.writing() as session:
         add_certificate(context, session, replace(draft, mechanism="discarded", payload=payload), signer)

@@ -13,8 +13,8 @@ from app.db.tables import LogHead, LogNode
 from app.db.upsert import insert_if_absent
 from certificate import merkle
 from certificate.keys import Signer
-from certificate.note import Checkpoint, sign_checkpoint
-from worker.signing import announce_key
+from certificate.note import Checkpoint, parse_note, sign_checkpoint
+from worker.signing import PLACES, announce_key, rotate
 
 
 def lock(session: Session) -> LogHead:
@@ -63,3 +63,35 @@ def append_many(session: Session, digests: Sequence[str], signer: Signer, origin
     head.note = sign_checkpoint(Checkpoint(origin, head.size, merkle.root(head.size, node)), signer)
     head.signed_at = now()
     return place
+
+
+def hand_over(session: Session, signer: Signer, origin: str, place: str = PLACES) -> None:
+    """Let this key take over the log, and sign the current tree head with it, in one transaction.
+
+    Packs are served under the current head: one signed by a retired key would no longer verify.
+    """
+    rotate(session, signer, lock(session).size, place)
+    renew_head(session, signer, origin)
+
+
+def renew_head(session: Session, signer: Signer, origin: str) -> bool:
+    """Sign the current tree head with the key in use, unless it is; return whether it was signed again.
+
+    Versions before this one left the head of a rotation under the old key until the next leaf.
+    """
+    head = lock(session)
+    if head.size == 0 or _signed_by(head, signer):
+        return False
+
+    def node(level: int, position: int) -> bytes:
+        return session.get_one(LogNode, (level, position)).hash
+
+    announce_key(session, signer, head.size)
+    head.note = sign_checkpoint(Checkpoint(origin, head.size, merkle.root(head.size, node)), signer)
+    head.signed_at = now()
+    return True
+
+
+def _signed_by(head: LogHead, signer: Signer) -> bool:
+    key_hash = bytes.fromhex(signer.key_id)[:4]
+    return any(signature.key_hash == key_hash for signature in parse_note(head.note)[1])

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import struct
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from certificate_evidence_cases import DELTA, EPSILON, FAILURE, KINDS, LAMBDA, TARGET, evidence_for, uuid7
+from certificate_evidence_cases import (
+    DELTA,
+    DIMENSION,
+    EPSILON,
+    FAILURE,
+    KINDS,
+    LAMBDA,
+    TARGET,
+    evidence_for,
+    uuid7,
+)
 
-from certificate.assurance import guarantee_for, inequalities_of
-from certificate.chain import extend_lifetime
+from certificate.assurance import assumptions_for, guarantee_for, inequalities_of, loss_of
+from certificate.chain import Link, extend_lifetime, since_last_retrain
 from certificate.checkpoint import header_metadata
 from certificate.commitment import SubjectCommitment, commit_retained, commit_subject, deletion_root
 from certificate.envelope import Envelope, sign
-from certificate.evidence import (
-    EvidenceRecord,
-    commit,
-)
+from certificate.evidence import EvidenceRecord, ParentOpening, commit, commit_parent
 from certificate.keys import KeySet, PublicKey, SigningKey
 from certificate.merkle import MemoryTree, leaf_hash
 from certificate.note import Checkpoint, sign_checkpoint
-from certificate.pack import Consistency, Pack, build_pack
-from certificate.privacy import classical_sigma, sigma_for
-from certificate.receipt import Receipt, issue_receipts
-from certificate.statement import (
+from certificate.pack import Consistency, LoggedEnvelope, Pack, build_pack
+from certificate.predicate import (
     Bound,
     DeletionSet,
     EvidenceCommitment,
@@ -38,68 +43,100 @@ from certificate.statement import (
     Parent,
     Predicate,
     Runtime,
-    Statement,
-    serialise,
-    statement_for,
 )
+from certificate.privacy import NOISE_RESIDUAL, classical_sigma, delta_left, grid_step, sigma_for
+from certificate.receipt import Receipt, issue_receipts
+from certificate.statement import AnyStatement, Statement, serialise, statement_for, weights_file_name
 
 ORIGIN = "lethe.example/log"
+VERSION_0 = ParentOpening(sha256=hashlib.sha256(b"version 0").hexdigest(), salt="cd" * 16)
+BEGUN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 @dataclass
 class Issued:
-    statement: Statement
+    statement: AnyStatement
     envelope: Envelope
     index: int
     model: bytes | None
     evidence: EvidenceRecord
     receipts: list[Receipt]
-    earlier: list[Envelope] = field(default_factory=list)
+    earlier: list[Issued] = field(default_factory=list)
+
+    @property
+    def predicate(self) -> Predicate:
+        predicate = self.statement.predicate
+        assert isinstance(predicate, Predicate)
+        return predicate
 
 
-def tiny_checkpoint(certificate_id: str, model: str, version: int, seed: int = 0) -> bytes:
-    """A safetensors file with one tensor of four numbers."""
-    data = struct.pack("<4f", *(math.sin(seed + k) for k in range(4)))
-    header = {
-        "__metadata__": header_metadata(certificate_id=certificate_id, model=model, version=version),
-        "w": {"dtype": "F32", "shape": [4], "data_offsets": [0, len(data)]},
-    }
-    text = json.dumps(header, sort_keys=True).encode()
+def safetensors(tensors: dict[str, array[float]], metadata: dict[str, str], **more: Any) -> bytes:
+    """A safetensors file of these tensors; `more` replaces header entries."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    data = b""
+    for name, values in tensors.items():
+        dtype = {"f": "F32", "d": "F64"}[values.typecode]
+        end = len(data) + len(values) * values.itemsize
+        header[name] = {"dtype": dtype, "shape": [len(values)], "data_offsets": [len(data), end]}
+        data += values.tobytes()
+    text = json.dumps(header | more, sort_keys=True).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + data
 
 
-def needed_sigma(calibration: str, *, epsilon: float, delta: float, distance: float) -> float:
+def weights(step: float, count: int = DIMENSION, seed: int = 0) -> array[float]:
+    return array("f", [step * ((seed + 7 * k) % 201 - 100) for k in range(count)])
+
+
+def weights_file(predicate: Predicate, seed: int = 0) -> bytes:
+    """The file of a release: all weights on the grid, in two tensors."""
+    values = weights(predicate.noise.grid_step, predicate.objective.dimension, seed)
+    metadata = header_metadata(
+        certificate_id=predicate.certificate_id, model=predicate.model, version=predicate.version
+    )
+    return safetensors({"weight": values[:-1], "bias": values[-1:]}, metadata)
+
+
+def needed_sigma(
+    calibration: str,
+    *,
+    epsilon: float = EPSILON,
+    delta: float = DELTA,
+    distance: float = TARGET,
+    failure: float = 0.0,
+) -> float:
     function = classical_sigma if calibration == "classical" else sigma_for
-    return function(epsilon=epsilon, delta=delta, distance=distance)
+    left = delta_left(delta=delta, failure_probability=failure, residual=NOISE_RESIDUAL, epsilon=epsilon)
+    return function(epsilon=epsilon, delta=left, distance=distance)
 
 
-def objective(family: str) -> Objective:
+def objective(family: str, number: int) -> Objective:
     return Objective(
         family=family,
-        loss="cross-entropy",
+        loss=loss_of(family),
         regularisation=LAMBDA,
         anchor_sha256=None,
         origins=Origins(features="as recorded", constants="none", anchor="zero"),
-        dimension=1000,
-        retained_data_commitment=commit_retained(key=b"k" * 32, part_digests=["00" * 32, "11" * 32]),
+        dimension=DIMENSION,
+        retained_data_commitment=commit_retained(key=b"k" * 32, part_digests=["00" * 32, f"{number:064x}"]),
     )
 
 
 def deletion_set(commitments: list[SubjectCommitment]) -> DeletionSet:
     return DeletionSet(
         requests=len(commitments),
-        subjects=len(commitments),
-        records=25,
+        people=len(commitments),
+        commitments=len(commitments),
+        records=25 if len(commitments) >= 20 else None,
         root=deletion_root(commitments),
-        class_histogram={"0": 20, "1": 5},
-        kl_retained_original=0.009,
-        kl_original_retained=0.0091,
     )
 
 
 class Issuer:
-    """One model's chain in one log. `noise` before any certificate are other leaves of the log."""
+    """One model's chain in one log; `strangers` are other leaves before it.
+
+    `family` is that of the first certificate unless it is given: a chain keeps its objective.
+    """
 
     def __init__(
         self,
@@ -108,33 +145,51 @@ class Issuer:
         strangers: int = 3,
         model: str = "credit-scoring",
         model_id: str = uuid7(9),
+        family: str | None = None,
     ) -> None:
         self.key = key or SigningKey.generate()
-        self.model, self.model_id = model, model_id
+        self.model, self.model_id, self.family = model, model_id, family
         self.log = MemoryTree([leaf_hash(bytes([k]) * 32) for k in range(strangers)])
         self.keys = KeySet(keys=(PublicKey.of(self.key),))
         self.chain: list[Issued] = []
-        self.published = (0, hashlib.sha256(b"version 0").hexdigest())
+        self.published: tuple[int, str | None] = (0, None)
+
+    def parent(self) -> Parent:
+        version, sha256 = self.published
+        return Parent(
+            version=version,
+            weights_sha256=sha256,
+            commitment=commit_parent(VERSION_0) if sha256 is None else None,
+        )
 
     def predicate(
         self, kind: str, *, evidence: EvidenceRecord, commitments: list[SubjectCommitment]
     ) -> Predicate:
         mechanism, rule, assurance, family, calibration = KINDS[kind]
+        number = len(self.chain) + 1
+        self.family = self.family or family
         failure = FAILURE if rule == "B2" else 0.0
         retrain = rule == "retrain"
         epsilon, delta, target = (0.0, 0.0, 0.0) if retrain else (EPSILON, DELTA, TARGET)
-        sigma = needed_sigma(calibration, epsilon=EPSILON, delta=DELTA - failure, distance=TARGET)
-        lifetime = self.lifetime(kind, shift=target / sigma, failure=failure)
+        sigma = needed_sigma(calibration, failure=failure)
         return Predicate(
             certificate_id=evidence.certificate_id,
             model=self.model,
             model_id=self.model_id,
             version=self.published[0] + 1,
-            parent=Parent(version=self.published[0], checkpoint_sha256=self.published[1]),
+            parent=self.parent(),
             mechanism=mechanism,
-            objective=objective(family),
+            objective=objective(self.family, number),
             deletion_set=deletion_set(commitments),
-            guarantee=guarantee_for(rule=rule, assurance=assurance, epsilon=epsilon, delta=delta),
+            guarantee=guarantee_for(
+                rule=rule,
+                assurance=assurance,
+                epsilon=epsilon,
+                delta=delta,
+                assumptions=assumptions_for(
+                    rule, assurance, sums_floating_point_noise=self.sums_floating_point_noise(mechanism)
+                ),
+            ),
             bound=Bound(
                 distance_target=target,
                 rule=rule,
@@ -143,24 +198,30 @@ class Issuer:
             ),
             noise=Noise(
                 sigma=sigma,
+                grid_step=grid_step(sigma),
+                residual=NOISE_RESIDUAL,
                 calibration=calibration,
                 data_independent=assurance != "as-published",
             ),
-            lifetime=lifetime,
+            lifetime=self.lifetime(kind, shift=target / sigma, failure=failure),
             evidence=EvidenceCommitment(commitment=commit(evidence)),
             runtime=Runtime(
-                torch="2.7.0",
+                torch="2.7.0+cpu",
                 lethe="0.1.0",
                 device="cpu",
                 world_size=1,
                 deterministic=True,
-                flags=("torch.use_deterministic_algorithms",),
+                flags=("torch.use_deterministic_algorithms=True", "torch.num_threads=2"),
             ),
-            issued_at=datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC),
+            issued_at=BEGUN + timedelta(minutes=number),
         )
 
+    def sums_floating_point_noise(self, mechanism: str) -> bool:
+        links = since_last_retrain([Link(entry.envelope.digest, entry.statement) for entry in self.chain])
+        return mechanism != "retrain" and any(link.predicate.format_version == 1 for link in links)
+
     def lifetime(self, kind: str, *, shift: float, failure: float) -> Lifetime:
-        mechanism, _, assurance, _, _ = KINDS[kind]
+        mechanism, rule, assurance, _, _ = KINDS[kind]
         previous = self.chain[-1] if self.chain else None
         return extend_lifetime(
             previous.statement.predicate.lifetime if previous else None,
@@ -168,6 +229,7 @@ class Issuer:
             mechanism=mechanism,
             shift=shift,
             failure_probability=failure,
+            residual=0.0 if rule == "retrain" else NOISE_RESIDUAL,
             assurance=assurance,
             delta=DELTA,
             cap=20.0,
@@ -177,53 +239,83 @@ class Issuer:
         self,
         kind: str = "tr-proved",
         *,
-        edit: dict[str, dict[str, Any]] | None = None,
+        edit: dict[str, Any] | None = None,
         evidence_edit: dict[str, Any] | None = None,
         model: bytes | None = None,
+        people: int = 20,
         log_it: bool = True,
     ) -> Issued:
         """A certificate of `kind`; `edit` changes parts of its predicate, like {"noise": {"sigma": 1e-9}}."""
         number = len(self.chain) + 1
-        evidence = evidence_for(kind, uuid7(number)).model_copy(update=evidence_edit or {})
+        evidence = evidence_for(kind, uuid7(number))
+        opening = VERSION_0 if self.published[1] is None else None
+        evidence = evidence.model_copy(update={"parent": opening})
+        if people < 20:
+            evidence = evidence.model_copy(update={"shift": None})
+        evidence = evidence.model_copy(update=evidence_edit or {})
         commitments = [
             commit_subject(request_id=uuid7(1000 * number + k), subject_id=f"subject-{k}", salt=f"{k:032x}")
-            for k in range(20)
+            for k in range(people)
         ]
         predicate = edited(self.predicate(kind, evidence=evidence, commitments=commitments), edit or {})
         if model is None:
-            model = tiny_checkpoint(predicate.certificate_id, self.model, predicate.version, seed=number)
-        sha256 = hashlib.sha256(model).hexdigest()
+            model = weights_file(predicate, seed=number)
         statement = statement_for(
-            file_name="model.safetensors", checkpoint_sha256=sha256, predicate=predicate
+            file_name=weights_file_name(predicate.model, predicate.version),
+            weights_sha256=hashlib.sha256(model).hexdigest(),
+            predicate=predicate,
         )
-        envelope = sign(serialise(statement), self.key)
+        issued = self.add(statement, model=model, evidence=evidence, log_it=log_it)
+        issued.receipts = issue_receipts(commitments, certificate_digest=issued.envelope.digest)
+        return issued
+
+    def add(
+        self,
+        statement: AnyStatement,
+        *,
+        model: bytes,
+        evidence: EvidenceRecord,
+        log_it: bool = True,
+        payload: bytes | None = None,
+    ) -> Issued:
+        """Sign and log a statement, or other bytes in its place, as the chain's next."""
+        if payload is None:
+            payload = serialise(statement) if isinstance(statement, Statement) else statement.to_bytes()
+        envelope = sign(payload, self.key)
+        discarded = statement.predicate.mechanism == "discarded"
         issued = Issued(
             statement=statement,
             envelope=envelope,
             index=self.log.append(leaf_hash(bytes.fromhex(envelope.digest))) if log_it else self.log.size,
-            model=None if predicate.mechanism == "discarded" else model,
+            model=None if discarded else model,
             evidence=evidence,
-            receipts=issue_receipts(commitments, certificate_digest=envelope.digest),
-            earlier=[entry.envelope for entry in self.chain],
+            receipts=[],
+            earlier=list(self.chain),
         )
         self.chain.append(issued)
-        if predicate.mechanism != "discarded":
-            self.published = (predicate.version, sha256)
+        if not discarded:
+            self.published = (statement.predicate.version, hashlib.sha256(model).hexdigest())
         return issued
 
     def head(self, size: int | None = None) -> str:
         size = self.log.size if size is None else size
         return sign_checkpoint(Checkpoint(ORIGIN, size, self.log.root(size)), self.key)
 
-    def pack(self, issued: Issued | None = None, **overrides: Any) -> Pack:
+    def logged(self, issued: Issued) -> LoggedEnvelope:
+        return LoggedEnvelope(issued.envelope, issued.index, self.log.inclusion_proof(issued.index))
+
+    def pack(
+        self, issued: Issued | None = None, predecessors: Sequence[Issued] | None = None, **overrides: Any
+    ) -> Pack:
         issued = issued or self.chain[-1]
+        earlier = issued.earlier if predecessors is None else predecessors
         parts: dict[str, Any] = {
             "envelope": issued.envelope,
-            "checkpoint": self.head(),
+            "tree_head": self.head(),
             "index": issued.index,
             "path": self.log.inclusion_proof(issued.index),
             "keys": self.keys,
-            "predecessors": issued.earlier,
+            "predecessors": [self.logged(entry) for entry in earlier],
             "consistency": tuple(
                 Consistency(
                     old_size=size, path=tuple(step.hex() for step in self.log.consistency_proof(size))
@@ -234,7 +326,7 @@ class Issuer:
         return build_pack(**(parts | overrides))
 
 
-def edited(predicate: Predicate, edit: dict[str, dict[str, Any]]) -> Predicate:
+def edited(predicate: Predicate, edit: dict[str, Any]) -> Predicate:
     """The predicate with parts replaced and not validated: a dishonest issuer validates nothing."""
     return predicate.model_copy(
         update={

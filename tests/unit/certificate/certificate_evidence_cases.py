@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from certificate.evidence import (
@@ -15,7 +16,7 @@ from certificate.evidence import (
 from certificate.evidence_check import curvature_floor, distance_b1, distance_b2
 
 TARGET, EPSILON, DELTA = 1e-4, 0.8, 1e-5
-LAMBDA, FAILURE = 0.01, 1e-9
+LAMBDA, FAILURE, DIMENSION = 0.01, 1e-9, 1000
 
 # kind -> (mechanism, rule, assurance, family, calibration)
 KINDS: dict[str, tuple[Any, Any, Any, str, Any]] = {
@@ -43,22 +44,32 @@ def lanczos(target_floor: float = 0.05) -> Curvature:
         failure_probability=FAILURE / 2,
         ritz_min=target_floor,
         ritz_max=1.0,
-        ritz_values=(target_floor, 0.5, 1.0),
+        ritz_values=spread(target_floor, 1.0, 400),
         rounding_slack=1e-12,
     )
     split = run.model_copy(update={"route": "split", "steps": 40, "failure_probability": FAILURE / 4})
-    floor = curvature_floor(run, 1000)
+    floor = curvature_floor(run, DIMENSION)
     assert floor is not None
-    gradient = 1e-7
+    gradient = 1e-7 + 1e-12
     return Curvature(
         floor=floor,
-        runs=(run, split.model_copy(update={"ritz_min": -0.9, "ritz_values": ()})),
+        runs=(run, split.model_copy(update={"ritz_min": -0.9, "ritz_values": spread(-0.9, 1.0, 40)})),
         hessian_lipschitz=100.0,
         hessian_lipschitz_source="analytic",
         hessian_lipschitz_derivation="recursion over layers",
         ball_radius=3 * gradient / floor,
-        kantorovich=100.0 * gradient / floor**2 * 1.001,
+        kantorovich=100.0 * gradient / floor**2 * (1 + 2**-49),
     )
+
+
+def spread(least: float, most: float, count: int) -> tuple[float, ...]:
+    """As many Ritz values as a run of `count` steps has."""
+    return (least, *(least + (most - least) * k / count for k in range(1, count - 1)), most)
+
+
+def divergence(p: dict[str, int], q: dict[str, int]) -> float:
+    total_p, total_q = sum(p.values()), sum(q.values())
+    return math.fsum(n / total_p * math.log(n * total_q / (total_p * q[name])) for name, n in p.items())
 
 
 def evidence_for(
@@ -76,6 +87,8 @@ def evidence_for(
         distance = distance_b2(gradient_norm, 1e-12, curvature.floor, curvature.hessian_lipschitz)
     elif rule == "retrain":
         distance = 0.0
+    published = assurance == "as-published"
+    original, retained = {"0": 60, "1": 40}, {"0": 40, "1": 35}
     return EvidenceRecord(
         certificate_id=certificate_id,
         rule=rule,
@@ -83,20 +96,26 @@ def evidence_for(
         rounding_error=1e-12,
         distance=distance,
         curvature=curvature,
-        paper_distance=97.7 if rule == "tr-paper" else None,
-        method={"lipschitz": 12.5} if rule == "tr-paper" else {},
-        trace=(
+        paper_distance=distance if published else None,
+        posterior_distance=distance_b1(gradient_norm, 1e-12, LAMBDA) if rule == "guo2020" else None,
+        method={"lipschitz": 12.5} if published else {},
+        trace=()
+        if published
+        else (
             TraceStep(gradient_norm=0.3, radius=1.0, ratio=0.98, accepted=True, passes=7.0, seconds=0.2),
-            TraceStep(gradient_norm=5e-7, radius=2.0, ratio=None, accepted=True, passes=9.0, seconds=0.3),
+            TraceStep(
+                gradient_norm=gradient_norm, radius=2.0, ratio=None, accepted=True, passes=9.0, seconds=0.3
+            ),
         ),
         shift=Shift(
-            original={"0": 60, "1": 40},
+            original=original,
             erased={"0": 20, "1": 5},
-            retained={"0": 40, "1": 35},
-            kl_retained_original=0.009,
-            kl_original_retained=0.0091,
+            retained=retained,
+            kl_retained_original=divergence(retained, original),
+            kl_original_retained=divergence(original, retained),
         ),
         utility=Utility(f1_before=0.91, f1_after=0.9, loss_before=0.3, loss_after=0.31),
-        solver={"eta1": 0.1, "max_steps": 50, "preconditioned": False, "subproblem": "cg"},
+        solver={"outcome": "certified distance within target", "passes": 9.0},
+        seconds_total=0.31,
         salt=salt,
     )

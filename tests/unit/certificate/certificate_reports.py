@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from certificate_cases import Issued, Issuer
+from certificate_evidence_cases import KINDS
 
+from certificate.assurance import CONVEX_FAMILIES
 from certificate.errors import CHECKLIST
 from certificate.keys import SigningKey
 from certificate.verify import Report, verify
@@ -33,7 +35,8 @@ def refused(report: Report, number: int, words: str) -> None:
 
 def resigned(kind: str = "tr-proved", *, evidence_edit: dict[str, Any] | None = None, **edit: Any) -> Issuer:
     """An issuer whose last certificate was edited before it was signed and logged."""
-    issuer = Issuer(KEY)
-    issuer.issue("tr-proved")
+    family = KINDS[kind][3]
+    issuer = Issuer(KEY, family=family)
+    issuer.issue("tr-proved" if family in CONVEX_FAMILIES else "retrain-proved")
     issuer.issue(kind, edit=edit, evidence_edit=evidence_edit)
     return issuer

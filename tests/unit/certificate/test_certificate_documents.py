@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,9 +20,10 @@ from certificate.errors import StatementUnreadable, UnusableInput
 from certificate.evidence import EvidenceRecord, commit
 from certificate.keys import SigningKey
 from certificate.pack import Pack
-from certificate.predicate import describable
+from certificate.predicate import DeletionSet, Guarantee
+from certificate.predicate_v1 import DeletionSetV1, describable
 from certificate.schema import DOCUMENTS, schema_text
-from certificate.statement import DeletionSet, Guarantee, Statement, parse, serialise
+from certificate.statement import Statement, parse, serialise
 
 KEY = SigningKey.generate()
 SCHEMAS = Path(__file__).parents[3] / "docs" / "schema"
@@ -38,7 +40,7 @@ def test_every_mechanism_and_tier_survives_its_bytes(kind):
 def test_statement_is_an_in_toto_statement():
     document = json.loads(serialise(Issuer(KEY).issue().statement))
     assert document["_type"] == "https://in-toto.io/Statement/v1"
-    assert document["predicateType"] == "urn:lethe:predicate:certified-unlearning:v1"
+    assert document["predicateType"] == "urn:lethe:predicate:certified-unlearning:v2"
     assert list(document["subject"][0]["digest"]) == ["sha256"]
 
 
@@ -49,7 +51,6 @@ def test_two_runs_that_differ_in_unnoised_values_alone_give_the_same_public_stat
         issued = issuer.issue(
             "tr-proved",
             evidence_edit={name: getattr(record, name) for name in EvidenceRecord.model_fields},
-            model=salt.encode(),
         )
         return json.loads(serialise(issued.statement)), issued.evidence
 
@@ -94,9 +95,9 @@ def test_retained_data_commitment_is_keyed_and_ordered():
         commit_retained(key=b"short", part_digests=digests)
 
 
-def erased(subjects: int, histogram: dict[str, int] | None, **more: Any) -> DeletionSet:
+def erased(subjects: int, histogram: dict[str, int] | None, **more: Any) -> DeletionSetV1:
     parts: dict[str, Any] = {"requests": 1, "records": sum((histogram or {}).values())} | more
-    return DeletionSet(subjects=subjects, root="0" * 64, class_histogram=histogram, **parts)
+    return DeletionSetV1(subjects=subjects, root="0" * 64, class_histogram=histogram, **parts)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,23 @@ def test_a_small_deletion_set_is_not_described(subjects, histogram):
     erased(subjects, None, records=40)
 
 
+def test_a_release_that_erased_nobody_has_an_empty_deletion_set():
+    issued = Issuer(KEY).issue(people=0)
+    assert parse(issued.envelope.payload) == issued.statement
+    empty = issued.predicate.deletion_set
+    assert (empty.requests, empty.people, empty.commitments, empty.records) == (0, 0, 0, None)
+    for change in ({"requests": 1}, {"records": 0}, {"root": "0" * 64}):
+        with pytest.raises(ValidationError):
+            DeletionSet.model_validate(empty.model_dump() | change)
+
+
+def test_records_of_few_people_are_not_counted():
+    few = Issuer(KEY).issue(people=19).predicate.deletion_set
+    assert few.records is None
+    with pytest.raises(ValidationError, match="twenty people or more"):
+        DeletionSet.model_validate(few.model_dump() | {"records": 30})
+
+
 def test_a_described_set_adds_up_and_is_rounded():
     erased(20, {"0": 15, "1": 5, "2": 0}, kl_retained_original=0.123, kl_original_retained=0.0)
     with pytest.raises(ValidationError, match="add up"):
@@ -130,7 +148,7 @@ def test_a_described_set_adds_up_and_is_rounded():
 
 
 def test_a_heuristic_certificate_has_no_headline_and_others_do():
-    words: dict[str, Any] = {"reference": "r", "assumptions": (), "not_covered": ()}
+    words: dict[str, Any] = {"reference": "itself", "assumptions": (), "not_covered": ()}
     with pytest.raises(ValidationError, match="no \\(epsilon, delta\\)"):
         Guarantee(epsilon=1.0, delta=1e-5, assurance="heuristic", **words)
     with pytest.raises(ValidationError, match="carries \\(epsilon, delta\\)"):
@@ -148,7 +166,7 @@ def _set(document: dict[str, Any], path: str, value: Any) -> None:
     ("path", "value"),
     [
         ("_type", "https://in-toto.io/Statement/v0.1"),
-        ("predicateType", "urn:lethe:predicate:certified-unlearning:v2"),
+        ("predicateType", "urn:lethe:predicate:certified-unlearning:v1"),
         ("subject", []),
         ("predicate.unknown", 1),
         ("predicate.noise.sigma", "1.0"),
@@ -164,9 +182,31 @@ def _set(document: dict[str, Any], path: str, value: Any) -> None:
         ("predicate.issued_at", "2025-01-01T00:00:00"),
         ("predicate.bound.rule", "retrain"),
         ("predicate.lifetime.index", 1),
+        ("predicate.version", 2),
+        ("predicate.model", "Credit Scoring"),
+        ("predicate.objective.family", "softmax, more or less"),
+        ("predicate.objective.loss", "some loss"),
+        ("predicate.objective.origins.features", "x" * 501),
+        ("predicate.objective.warnings", ["features-look-standardised"] * 2),
+        ("predicate.guarantee.reference", "retraining, in our own words"),
+        ("predicate.guarantee.assumptions", ["nothing much"]),
+        ("predicate.guarantee.not_covered", ["the weather"]),
+        ("predicate.bound.inequalities", ["all is well"]),
+        ("predicate.runtime.torch", "2.7.0 (fast)"),
+        ("predicate.runtime.device", "a computer"),
+        ("predicate.runtime.flags", ["free text"]),
+        ("predicate.deletion_set.class_histogram", {"0": 25}),
+        ("predicate.deletion_set.people", 0),
+        ("predicate.deletion_set.requests", 0),
+        ("predicate.deletion_set.commitments", 401),
+        ("predicate.deletion_set.records", 19),
+        ("predicate.deletion_set.records", None),
+        ("predicate.deletion_set.root", hashlib.sha256(b"").hexdigest()),
+        ("predicate.parent.weights_sha256", "0" * 64),
+        ("predicate.parent.commitment", None),
     ],
 )
-def test_what_version_1_does_not_know_is_refused(path, value):
+def test_what_version_2_does_not_know_is_refused(path, value):
     document = json.loads(serialise(Issuer(KEY).issue().statement))
     _set(document, path, value)
     with pytest.raises(StatementUnreadable):
@@ -199,8 +239,8 @@ def test_records_are_frozen_and_time_is_utc():
     statement = Issuer(KEY).issue().statement
     with pytest.raises(ValidationError, match="frozen"):
         statement.predicate.noise.sigma = 1.0  # type: ignore[misc]
-    assert statement.predicate.issued_at == datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)
-    assert b'"issued_at":"2025-01-02T03:04:05Z"' in serialise(statement)
+    assert statement.predicate.issued_at == datetime(2026, 1, 2, 3, 5, 5, tzinfo=UTC)
+    assert b'"issued_at":"2026-01-02T03:05:05Z"' in serialise(statement)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from certificate_cases import Issuer
-from certificate_evidence_cases import TARGET, lanczos, uuid7
-from certificate_reports import KEY, refused, report_on, resigned
+from certificate_evidence_cases import LAMBDA, TARGET, evidence_for, lanczos, spread, uuid7
+from certificate_reports import KEY, failed_lines, refused, report_on, resigned
 
-from certificate.evidence_check import curvature_floor
+from certificate.evidence_check import curvature_floor, distance_b1, distance_b2
 from certificate.verify import Report
 
 
@@ -26,10 +26,12 @@ def test_evidence_of_another_run_does_not_open_the_commitment():
 
 
 def test_a_target_below_the_evidence_is_refused():
-    refused(with_evidence("tr-proved", distance=TARGET * 1.01), 8, "above Δ*")
-    refused(with_evidence("tr-proved", gradient_norm=2e-6), 8, "its own numbers give")
-    refused(with_evidence("tr-proved", gradient_norm=2e-6, distance=2.1e-4), 8, "above Δ*")
-    refused(with_evidence("guo2020-as-published", distance=TARGET * 1.01), 8, "above Δ*")
+    refused(with_evidence("tr-proved", distance=TARGET * 1.01), 8, "its own numbers give")
+    refused(with_evidence("tr-proved", gradient_norm=2e-6, trace=()), 8, "its own numbers give")
+    far = {"gradient_norm": 2e-6, "distance": distance_b1(2e-6, 1e-12, LAMBDA), "trace": ()}
+    refused(with_evidence("tr-proved", **far), 8, "above Δ*")
+    far = {"distance": TARGET * 1.01, "paper_distance": TARGET * 1.01}
+    refused(with_evidence("guo2020-as-published", **far), 8, "above Δ*")
     refused(with_evidence("tr-proved", rounding_error=1.1e-6), 8, "rounding error alone")
     refused(with_evidence("tr-proved", distance=0.0), 8, "its own numbers give")
 
@@ -81,7 +83,7 @@ def test_a_ritz_value_is_not_a_floor():
 @pytest.mark.parametrize(
     "change",
     [
-        {"ritz_max": -1e3, "ritz_values": ()},  # a negative range would lift the floor above θ_min
+        {"ritz_max": -1e3},  # a negative range would lift the floor above θ_min
         {"rounding_slack": 0.0},
     ],
 )
@@ -89,36 +91,92 @@ def test_ritz_values_that_no_run_has_are_refused(change):
     curvature = lanczos()
     runs = (curvature.runs[0].model_copy(update=change), *curvature.runs[1:])
     evidence = with_evidence("tr-conditional", curvature=curvature.model_copy(update={"runs": runs}))
-    refused(evidence, 8, "no Lanczos run has")
+    assert failed_lines(evidence) == [8]
 
 
-def test_steps_without_their_ritz_values_are_the_issuers_word_and_it_says_so():
+@pytest.mark.parametrize("listed", [0, 3, 399, 401])
+def test_a_run_lists_as_many_ritz_values_as_it_made_steps(listed):
     curvature = lanczos()
-    whole = curvature.runs[0].model_copy(update={"ritz_values": (*([0.05] * 399), 1.0)})
-    told = with_evidence("tr-conditional", curvature=curvature.model_copy(update={"runs": (whole,)}))
-    assert "issuer's word" not in line(told, 8)
-    assert "issuer's word" in line(with_evidence("tr-conditional", curvature=curvature), 8)
-
-
-def line(report, number):
-    return next(each.detail for each in report.lines if each.number == number)
+    values = spread(0.05, 1.0, listed) if listed else ()
+    run = curvature.runs[0].model_copy(update={"ritz_values": values})
+    told = with_evidence("tr-conditional", curvature=curvature.model_copy(update={"runs": (run,)}))
+    refused(told, 8, f"lists {listed} Ritz values")
 
 
 def test_the_split_route_adds_lambda():
     run = (
         lanczos()
         .runs[0]
-        .model_copy(update={"route": "split", "ritz_min": -0.001, "ritz_max": 0.001, "ritz_values": ()})
+        .model_copy(
+            update={
+                "route": "split",
+                "ritz_min": -0.001,
+                "ritz_max": 0.001,
+                "ritz_values": spread(-0.001, 0.001, 400),
+            }
+        )
     )
     curvature = lanczos().model_copy(update={"runs": (run,), "floor": 0.0089, "hessian_lipschitz": 1.0})
-    gradient = 1e-8
+    gradient, rounding = 1e-8, 1e-12
+    h = (gradient + rounding) / 0.0089**2
     update = {
         "gradient_norm": gradient,
-        "distance": 2.0e-6,
-        "curvature": curvature.model_copy(update={"kantorovich": 1e-3, "ball_radius": 1e-5}),
+        "distance": distance_b2(gradient, rounding, 0.0089, 1.0),
+        "curvature": curvature.model_copy(update={"kantorovich": h, "ball_radius": 1e-5}),
+        "trace": (),
     }
     assert with_evidence("tr-conditional", **update).verified
 
 
 def test_evidence_of_another_certificate_is_refused():
     refused(report_on(resigned(certificate_id=uuid7(77))), 8, "another certificate")
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "words"),
+    [
+        ("tr-proved", {"rounding_error": 0.0}, "smaller than double precision"),
+        ("tr-proved", {"rounding_error": 1e-300}, "smaller than double precision"),
+        ("tr-conditional", {"rounding_error": 0.0}, "smaller than double precision"),
+        ("retrain-proved", {"distance": 1e-9}, "its own numbers give"),
+        ("tr-proved", {"paper_distance": 1.0}, "published method"),
+        ("tr-proved", {"posterior_distance": 1e-5}, "not a second one"),
+        ("guo2020-as-published", {"paper_distance": None}, "published method"),
+        ("guo2020-as-published", {"paper_distance": 1.0}, "two values"),
+        ("guo2020-as-published", {"posterior_distance": 1e-9}, "B1 gives"),
+        ("tr-proved", {"seconds_total": 0.1}, "longer than the whole run"),
+        ("tr-proved", {"solver": {"passes": 1.0}}, "more passes"),
+        ("tr-proved", {"curvature": lanczos()}, "measures no curvature"),
+    ],
+)
+def test_evidence_that_contradicts_itself_is_refused(kind, change, words):
+    refused(with_evidence(kind, **change), 8, words)
+
+
+def test_a_hessian_that_does_not_change_is_refused():
+    curvature = lanczos().model_copy(update={"hessian_lipschitz": 0.0, "kantorovich": 0.0})
+    refused(with_evidence("tr-conditional", curvature=curvature), 8, "M = 0")
+
+
+def test_the_trace_ends_where_the_release_begins_and_never_runs_backwards():
+    steps = evidence_for("tr-proved", uuid7(1)).trace
+    other = steps[1].model_copy(update={"gradient_norm": 4e-7})
+    refused(with_evidence("tr-proved", trace=(steps[0], other)), 8, "the last step ended")
+    back = steps[0].model_copy(update={"passes": 10.0})
+    refused(with_evidence("tr-proved", trace=(back, steps[1])), 8, "run backwards")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"erased": {"0": 19, "1": 5}}, "do not add up"),
+        ({"retained": {"0": 40, "1": 36}}, "do not add up"),
+        ({"erased": {"0": 19, "1": 5}, "retained": {"0": 41, "1": 35}}, "the certificate says 25"),
+        ({"kl_retained_original": 0.5}, "divergences"),
+        ({"kl_original_retained": None}, "divergences"),
+    ],
+)
+def test_counts_that_do_not_add_up_are_refused(change, words):
+    shift = evidence_for("tr-proved", uuid7(1)).shift
+    assert shift is not None
+    refused(with_evidence("tr-proved", shift=shift.model_copy(update=change)), 8, words)

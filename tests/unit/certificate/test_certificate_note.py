@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from certificate.errors import LogProofInvalid
 from certificate.keys import KeySet, PublicKey, SigningKey
 from certificate.merkle import EMPTY_ROOT
-from certificate.note import Checkpoint, parse_note, sign_checkpoint, verify_checkpoint
+from certificate.note import (
+    Checkpoint,
+    SignedHead,
+    parse_note,
+    sign_checkpoint,
+    verify_checkpoint,
+    verify_head,
+)
 
 KEY = SigningKey.generate()
 KEYS = KeySet(keys=(PublicKey.of(KEY),))
@@ -54,8 +61,11 @@ def test_a_key_signs_heads_up_to_the_place_where_it_ends_and_its_successor_may_s
     def keys(valid_from: int, valid_until: int | None) -> KeySet:
         return KeySet(keys=(PublicKey.of(KEY, valid_from=valid_from, valid_until=valid_until),))
 
-    assert verify_checkpoint(NOTE, keys(0, 12)) == HEAD
+    assert verify_head(NOTE, keys(0, 12)) == SignedHead(HEAD, retired=True)
+    assert verify_head(NOTE, keys(12, None)) == SignedHead(HEAD, retired=False)
     assert verify_checkpoint(NOTE, keys(12, None)) == HEAD
+    with pytest.raises(LogProofInvalid, match="retired key"):
+        verify_checkpoint(NOTE, keys(0, 12))
     for outside in (keys(0, 11), keys(13, None)):
         with pytest.raises(LogProofInvalid, match="valid for places"):
             verify_checkpoint(NOTE, outside)

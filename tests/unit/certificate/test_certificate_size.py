@@ -66,7 +66,7 @@ def test_lists_have_a_length_no_honest_document_reaches():
     issued = issuer.issue()
     pack, evidence = issuer.pack(), issued.evidence
     too_long = [
-        (Pack, pack, {"predecessors": (Predecessor(envelope="e"),) * 10_001}),
+        (Pack, pack, {"predecessors": (Predecessor(envelope="e", index=0, path=()),) * 10_001}),
         (Pack, pack, {"consistency": (Consistency(old_size=1, path=()),) * 65}),
         (EarlierHead, EarlierHead(checkpoint="c"), {"path": ("0" * 64,) * 65}),
         (EvidenceRecord, evidence, {"trace": evidence.trace * 5001}),

@@ -15,15 +15,15 @@ from certificate.envelope import parse
 from certificate.errors import SignatureInvalid, UnusableInput
 from certificate.verify import Report, verify
 
-ISSUER = Issuer(strangers=6)
-ISSUER.issue("tr-conditional")
+ISSUER = Issuer(strangers=6, family="softmax")
+ISSUER.issue("tr-heuristic")
 ISSUED = ISSUER.issue("tr-proved")
 PACK = ISSUER.pack()
 HONEST = json.loads(PACK.to_bytes())
 MODEL = ISSUED.model
 assert MODEL is not None
 
-many = settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def flipped(data: bytes, place: int, flip: int) -> bytes:
@@ -85,16 +85,16 @@ def test_a_changed_byte_of_the_checkpoint_is_refused(place, flip):
 @given(st.data())
 def test_a_changed_proof_is_refused(data):
     log = dict(HONEST["log"])
-    what = data.draw(st.sampled_from(["path", "index", "checkpoint", "drop", "add", "swap"]))
+    what = data.draw(st.sampled_from(["path", "index", "tree_head", "drop", "add", "swap"]))
     if what == "path":
         step = data.draw(st.integers(0, len(log["path"]) - 1))
         changed = flipped(bytes.fromhex(log["path"][step]), data.draw(st.integers(0, 31)), data.draw(flips))
         log["path"] = [*log["path"][:step], changed.hex(), *log["path"][step + 1 :]]
     elif what == "index":
         log["index"] = data.draw(st.integers(0, 2**53 - 1).filter(lambda index: index != ISSUED.index))
-    elif what == "checkpoint":
-        note = log["checkpoint"].encode()
-        log["checkpoint"] = flipped(note, data.draw(places(note)), data.draw(flips)).decode(errors="replace")
+    elif what == "tree_head":
+        note = log["tree_head"].encode()
+        log["tree_head"] = flipped(note, data.draw(places(note)), data.draw(flips)).decode(errors="replace")
     elif what == "drop":
         log["path"] = log["path"][:-1]
     elif what == "add":
@@ -156,7 +156,6 @@ def test_a_pack_with_any_part_replaced_or_removed_gives_a_verdict(path, value, r
     # What may change without harm: proofs nobody asked for, and the window of the key.
     harmless = path[0] == "consistency" or path[-1] in ("valid_until", "valid_from", "algorithm")
     harmless = harmless or document == HONEST or (remove and path[-1] in ("format", "evidence", "receipt"))
-    harmless = harmless or (remove and path[-1] == "summary")
     assert harmless or not report.verified, path
 
 
