@@ -233,8 +233,8 @@ def _waiting_models(model_id: UUID | None = None) -> Select[Model]:
 
 def _due(session: Session, model: Model, moment: datetime) -> str | None:
     """Why the waiting requests of this model should be sealed now, or None."""
-    waiting, oldest, deadline = transitions.waiting_subjects(session, model.id)
-    if not waiting or oldest is None or deadline is None:
+    most, oldest, deadline = transitions.waiting_requests(session, model.id)
+    if not most or oldest is None or deadline is None:
         return None
     try:
         policy: Policy = Manifest.model_validate(model.manifest).policy
@@ -243,13 +243,23 @@ def _due(session: Session, model: Model, moment: datetime) -> str | None:
         return None
     if model.flush_requested:
         return "flush"
-    if waiting >= policy.batch_subjects:
-        return "count"
-    if moment - oldest >= timedelta(seconds=policy.batch_age_seconds):
-        return "age"
-    if deadline - moment <= DEADLINE_MARGIN:
+    company = _company(session, model, policy, most, old_enough=_is_old(policy, oldest, moment))
+    if company is None and deadline - moment <= DEADLINE_MARGIN:  # however few they are
         return "deadline"
-    return None
+    return company
+
+
+def _is_old(policy: Policy, oldest: datetime, moment: datetime) -> bool:
+    return moment - oldest >= timedelta(seconds=policy.batch_age_seconds)
+
+
+def _company(session: Session, model: Model, policy: Policy, most: int, *, old_enough: bool) -> str | None:
+    """Whether enough people wait; they are counted only where that can decide, for it reads a row of each."""
+    enough = policy.smallest_batch if old_enough else policy.batch_subjects
+    people = transitions.waiting_subjects(session, model.id) if most >= enough else 0
+    if people >= policy.batch_subjects:
+        return "count"
+    return "age" if old_enough and people >= policy.smallest_batch else None
 
 
 def run(settings: Settings) -> None:

@@ -20,6 +20,7 @@ from app.db.tables import Certificate, Model, Task, Tenant
 from app.metrics.families import gauge
 from certificate import envelope, statement
 from certificate.predicate import Lifetime
+from certificate.predicate_v1 import LifetimeV1
 
 MOST_MODELS = 500
 WITHIN = {"1d": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
@@ -101,7 +102,7 @@ def _budgets(session: Session, live: Sequence[Row[Model, str]]) -> Iterator[Metr
     yield from (spent, cap)
 
 
-def _lifetimes(session: Session) -> dict[UUID, Lifetime]:
+def _lifetimes(session: Session) -> dict[UUID, Lifetime | LifetimeV1]:
     newest = (
         select(Certificate.model_id, func.max(Certificate.chain_index).label("last"))
         .group_by(Certificate.model_id)

@@ -51,7 +51,7 @@ def delete_files(services: Services, model_id: UUID) -> None:
 
 
 def _require_nobody_waits(session: Session, model: Model) -> None:
-    waiting, _, _ = transitions.waiting_subjects(session, model.id)
+    waiting, _, _ = transitions.waiting_requests(session, model.id)
     if waiting:
         raise Conflict("Erasures wait for this model; flush and complete, or withdraw them first.")
     if transitions.has_open_batch(session, model.id):

@@ -16,12 +16,13 @@ from app.db.tables import Certificate
 from app.models.schemas import ModelName
 from app.versions import endpoints as versions
 from app.versions.schemas import VersionNumber
+from app.web.certificate_text import text_of
 from app.web.guard import SeesCertificates, TakesCheckpoints
 from app.web.listing import listing
 from app.web.pages import PageRoute, page
 from certificate import envelope, statement
 from certificate.pack import Pack
-from certificate.statement import Statement
+from certificate.statement import AnyStatement
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -33,14 +34,16 @@ class Summary:
     id: UUID
     mechanism: str
     log_index: int
-    said: Statement
+    said: AnyStatement
+    people: int
 
 
 def summary(found: Certificate) -> Summary:
-    return Summary(found.id, found.mechanism, found.log_index, read(found))
+    said = read(found)
+    return Summary(found.id, found.mechanism, found.log_index, said, text_of(said.predicate).people)
 
 
-def read(found: Certificate) -> Statement:
+def read(found: Certificate) -> AnyStatement:
     return statement.parse(envelope.parse(found.envelope).payload)
 
 
@@ -80,6 +83,7 @@ def show_certificate(
         found=found,
         said=said,
         predicate=said.predicate,
+        text=text_of(said.predicate),
         verdict=report,
         with_file=next(line.ok for line in report.lines if line.number == FILE_LINE) is not None,
         current=version is not None and version.state == VersionState.CURRENT,
@@ -129,7 +133,7 @@ def _found_with_pack(session: Session, certificate_id: UUID, tenant_id: UUID) ->
     return found, service.pack(session, found)
 
 
-def _name(said: Statement) -> str:
+def _name(said: AnyStatement) -> str:
     return f"{said.predicate.model}-v{said.predicate.version}"
 
 

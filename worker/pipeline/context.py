@@ -40,6 +40,7 @@ class Context:
 
     @classmethod
     def load(cls, services: Services, job_id: UUID, token: UUID) -> "Context":
+        _ = services.vault  # opened before any transaction, for that may be one of its own
         with services.database.reading() as session:
             job = session.get_one(Job, job_id)
             model = session.get_one(Model, job.model_id)

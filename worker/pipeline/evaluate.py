@@ -9,7 +9,6 @@ from torch import Tensor
 from app.bootstrap import Services
 from app.db.states import PartRole
 from app.db.tables import Certificate
-from certificate import envelope, statement
 from certificate.evidence import EvidenceRecord
 from worker.evaluation.networks import holdout_of
 from worker.evaluation.utility import Classification, Holdout, Regression, compare, regression
@@ -79,13 +78,18 @@ def _seconds(certificate: Certificate | None) -> float | None:
 
 
 def _shift(certificate: Certificate | None) -> dict[str, float | None] | None:
-    """Of the last erasure, as far as its certificate describes it: small sets are not."""
+    """Return how far the last erasure moved the class mix, from its evidence; null for small sets."""
     if certificate is None:
         return None
-    erased = statement.parse(envelope.parse(certificate.envelope).payload).predicate.deletion_set
-    if erased.kl_retained_original is None:
+    found = EvidenceRecord.read(certificate.evidence, "evidence").shift
+    if found is None:
         return None
     return {
-        "kl_retained_original": erased.kl_retained_original,
-        "kl_original_retained": erased.kl_original_retained,
+        "kl_retained_original": _rounded(found.kl_retained_original),
+        "kl_original_retained": _rounded(found.kl_original_retained),
     }
+
+
+def _rounded(divergence: float | None) -> float | None:
+    """Three digits tell how far; seventeen would tell the counts."""
+    return None if divergence is None else float(f"{divergence:.2e}")

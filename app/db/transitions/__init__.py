@@ -30,6 +30,7 @@ from app.db.transitions.batches import (
     retry,
     seal,
     start_append,
+    waiting_requests,
     waiting_subjects,
 )
 from app.db.transitions.draining import hand_back
@@ -86,6 +87,7 @@ __all__ = [
     "seal",
     "start_append",
     "start_validation",
+    "waiting_requests",
     "waiting_subjects",
     "was_cancelled",
 ]
