@@ -22,7 +22,7 @@ from torch import Tensor
 from bench.datasets import Images, cifar10, mnist
 from bench.measuring import RESULTS, machine, timed
 from bench.network_data import scaled, stochastic_anchor
-from certificate.privacy import sigma_for
+from certificate.privacy import grid_step, sigma_for
 from worker.engine import noise
 from worker.engine.networks.architectures import AllCnn, Mlp, dimension, initial_point
 from worker.engine.networks.nearing import Neared, certify_nearer
@@ -126,11 +126,17 @@ def split(images: Images, case: Case) -> Split:
     )
 
 
+def released(w: Tensor, sigma: float) -> Tensor:
+    """Release a copy of w as the service does: noised, on the public grid."""
+    step = grid_step(sigma)
+    return noise.on_grid(noise.noised(w, sigma=sigma, step=step), step).to(torch.float64)
+
+
 def measure(case: Case, data: Split) -> dict[str, Any]:
     anchor = fitted_anchor(case, data)
     trained = _fit(_objective(case, data.private, anchor), anchor)
     sigma = sigma_for(epsilon=EPSILON, delta=DELTA - FAILURE, distance=TARGET)
-    published = trained.w + sigma * noise.draw(len(trained.w))
+    published = released(trained.w, sigma)
     sizes = [_erasure(case, data, anchor, published, case.erased // part) for part in (100, 10)]
     found = _erasure(case, data, anchor, published, case.erased)
     certified = certify_nearer(
@@ -271,7 +277,7 @@ def _scores(
     """Micro-F1 in points; noised models as the mean over draws."""
 
     def noised(w: Tensor) -> float:
-        draws = [w + sigma * noise.draw(len(w)) for _ in range(DRAWS)]
+        draws = [released(w, sigma) for _ in range(DRAWS)]
         return float(np.mean([100 * classification(holdout, draw).micro_f1 for draw in draws]))
 
     found = {

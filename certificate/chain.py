@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from certificate.predicate import Assurance, Lifetime, Mechanism
 from certificate.predicate_v1 import LifetimeV1
-from certificate.privacy import compose, delta_left, epsilon_for
+from certificate.privacy import compose, epsilon_for
 from certificate.statement import AnyPredicate, AnyStatement
 
 # From the strongest to the weakest.
@@ -108,27 +108,17 @@ def weakest(assurances: Iterable[Assurance]) -> Assurance:
 
 
 def total_epsilon(running: RunningSum, *, delta: float) -> float | None:
-    """Return ε of the running sum at δ, of which p and the residual take their part; None when heuristic.
-
-    The residual's charge grows with ε itself. It is taken at one more than ε without it, and the result must
-    stay below that.
-    """
+    """Return ε of the running sum at δ, of which p and the residual take their part; None when heuristic."""
     if running.assurance == "heuristic":
         return None
     if running.shift == 0 and running.failure_probability == 0:
         return 0.0
-    room = delta - running.failure_probability
-    assumed = epsilon_for(delta=room, shift=running.shift) + 1
-    left = delta_left(
+    return epsilon_for(
         delta=delta,
+        shift=running.shift,
         failure_probability=running.failure_probability,
         residual=running.residual,
-        epsilon=assumed,
     )
-    total = epsilon_for(delta=left, shift=running.shift)
-    if total > assumed:
-        raise ValueError("the residual of the noise uses up δ")
-    return total
 
 
 def extend_lifetime(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import secrets
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,6 +16,7 @@ from certificate.statement import AnyPredicate
 CERTIFICATE_KEY = "lethe.certificate_id"
 MODEL_KEY = "lethe.model"
 VERSION_KEY = "lethe.version"
+NONCE_KEY = "lethe.nonce"
 
 _CHUNK = 1 << 20
 _MAX_HEADER = 100_000_000  # the safetensors format's own limit
@@ -23,6 +25,11 @@ _MAX_HEADER = 100_000_000  # the safetensors format's own limit
 def header_metadata(*, certificate_id: str, model: str, version: int) -> dict[str, str]:
     """The `__metadata__` a released checkpoint carries."""
     return {CERTIFICATE_KEY: certificate_id, MODEL_KEY: model, VERSION_KEY: str(version)}
+
+
+def nonce_metadata() -> dict[str, str]:
+    """Return the `__metadata__` of version 0: random, so that its digest confirms no guess of the data."""
+    return {NONCE_KEY: secrets.token_hex(16)}
 
 
 def sha256_of(model: bytes | Path) -> str:

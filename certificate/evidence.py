@@ -12,9 +12,22 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from certificate.predicate import Rule
-from certificate.records import Count, NonNegative, Record, Salt, Text, Uuid7, at_most
+from certificate.records import (
+    Count,
+    NonNegative,
+    Record,
+    Salt,
+    Sha256,
+    Text,
+    Uuid7,
+    at_most,
+    canonical_json,
+)
 
 _DOMAIN = b"urn:lethe:evidence:v1\x00"
+
+_PARENT_DOMAIN = b"urn:lethe:parent:v1\x00"
+_NEWER = frozenset({"parent"})
 
 Setting = bool | Annotated[int, Field(gt=-(2**53), lt=2**53)] | float | Text | None
 Settings = Annotated[dict[Text, Setting], Field(max_length=1000)]
@@ -77,6 +90,13 @@ class Utility(Record):
     loss_after: float | None
 
 
+class ParentOpening(Record):
+    """Opens the certificate's commitment to version 0, whose digest is not public."""
+
+    sha256: Sha256
+    salt: Salt
+
+
 class EvidenceRecord(Record):
     """`distance` is the certified Δ; `posterior_distance` is B1 or B2 at a baseline's output.
 
@@ -101,8 +121,20 @@ class EvidenceRecord(Record):
     solver: Settings
     seconds_total: NonNegative | None = None
     salt: Salt
+    parent: ParentOpening | None = None
+
+    def to_bytes(self) -> bytes:
+        """Serialise the record; fields that older records do not have are left out while they are empty."""
+        values = self.model_dump(mode="json", by_alias=True)
+        return canonical_json({key: value for key, value in values.items() if key not in _NEWER or value})
 
 
 def commit(record: EvidenceRecord) -> str:
     """SHA-256 over a domain, the record's 128-bit salt and the record. Without the salt it tells nothing."""
     return hashlib.sha256(_DOMAIN + bytes.fromhex(record.salt) + record.to_bytes()).hexdigest()
+
+
+def commit_parent(opening: ParentOpening) -> str:
+    """Commit to the digest of version 0. Without the 128-bit salt nobody can try a guess against it."""
+    salt, digest = bytes.fromhex(opening.salt), bytes.fromhex(opening.sha256)
+    return hashlib.sha256(_PARENT_DOMAIN + salt + digest).hexdigest()

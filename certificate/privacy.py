@@ -95,20 +95,42 @@ def sigma_for(*, epsilon: float, delta: float, distance: float) -> float:
     return sigma
 
 
-def epsilon_for(*, delta: float, shift: float) -> float:
-    """The smallest ε a release with this shift satisfies at `delta`, rounded up.
+def epsilon_for(
+    *, delta: float, shift: float, failure_probability: float = 0.0, residual: float = 0.0
+) -> float:
+    """Return the smallest ε that releases with this shift satisfy at `delta`, rounded up.
+
+    p and the noise's residual take their part of δ, the residual the more the larger ε is. Where they use
+    up δ, no ε holds, and a `ValueError` says so.
 
     >>> round(epsilon_for(delta=1e-5, shift=1.0), 8)
     4.3771781
     >>> epsilon_for(delta=1e-5, shift=0.0)
     0.0
     """
-    _check("delta", delta, at_least=_SMALLEST_COMPUTED, below=1.0)
+    _check("delta", delta - failure_probability, at_least=_SMALLEST_COMPUTED, below=1.0)
     _check("shift", shift, at_least=0.0)
-    if _holds(epsilon=0.0, delta=delta, shift=shift):
+    room = delta_left(delta=delta, failure_probability=failure_probability, residual=0.0, epsilon=0.0)
+    if _holds(epsilon=0.0, delta=room, shift=shift):
         return 0.0
-    below = _last_true(lambda e: not _holds(epsilon=e, delta=delta, shift=shift))
-    return math.nextafter(below, math.inf)
+    low = _last_true(lambda e: not _holds(epsilon=e, delta=room, shift=shift))
+    if residual == 0:
+        return math.nextafter(low, math.inf)
+
+    def charged(epsilon: float) -> bool:
+        left = delta_left(
+            delta=delta, failure_probability=failure_probability, residual=residual, epsilon=epsilon
+        )
+        return left > 0 and _holds(epsilon=epsilon, delta=left, shift=shift)
+
+    # The charge grows with ε, so the ε that hold form an interval: find a point of it, then its lower end.
+    high = next((e for e in (low * (1 + 2.0**-k) for k in range(40, -1, -1)) if e < 700 and charged(e)), None)
+    if high is None:
+        raise ValueError("the residual of the noise leaves nothing of delta at any epsilon")
+    while high > math.nextafter(low, math.inf):
+        middle = low + (high - low) / 2
+        low, high = (low, middle) if charged(middle) else (middle, high)
+    return high
 
 
 def delta_left(*, delta: float, failure_probability: float, residual: float, epsilon: float) -> float:
@@ -139,7 +161,7 @@ def grid_step(sigma: float) -> float:
     >>> grid_step(1.0), grid_step(8.0), grid_step(15.9), grid_step(16.0)
     (0.125, 1.0, 1.0, 2.0)
     """
-    _check("sigma", sigma, above=0.0)
+    _check("sigma", sigma, at_least=2.0**-900)
     return math.ldexp(0.5, math.frexp(sigma / COARSEST_GRID)[1])
 
 

@@ -43,7 +43,7 @@ REFERENCES: Final[dict[Reference, str]] = {
 ASSUMPTIONS: Final[dict[AssumptionName, str]] = {
     "declared-origins": "The model's owner declared that the features, the constants, the anchor, λ and the "
     "policy's ε, δ and Δ* were chosen without looking at records that can be erased.",
-    "random-generator": "The noise bits come from AES-256 in counter mode under a fresh key of the operating "
+    "random-generator": "The noise bits come from the stream cipher ChaCha20 under a fresh key of the operating "
     "system. They are taken to be indistinguishable from random bits.",
     "retraining-reaches-reference": "Retraining from the anchor is taken to reach the stationary point that is "
     "certified. Experiments show this; it is not proved.",

@@ -193,8 +193,9 @@ class Manifest(BaseModel):
     def sigma_for(self, distance: float) -> float:
         """A published method comes here with the distance it claims, after its run; the others with Δ*."""
         if self.calibration == "classical":
-            policy = self.policy
-            return privacy.classical_sigma(epsilon=policy.epsilon, delta=policy.delta, distance=distance)
+            return privacy.classical_sigma(
+                epsilon=self.policy.epsilon, delta=self.policy.delta_left(0.0), distance=distance
+            )
         return self.policy.sigma_after(self.failure_probability, distance)
 
     @property

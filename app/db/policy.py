@@ -182,9 +182,18 @@ class Policy(BaseModel):
         return self.sigma_after(0.0, self.target_distance)
 
     def sigma_after(self, failure_probability: float, distance: float) -> float:
-        """σ for a distance, ε and what p leaves of δ."""
+        """Return σ for a distance, ε and what p and the noise's residual leave of δ."""
         return privacy.sigma_for(
-            epsilon=self.epsilon, delta=self.delta - failure_probability, distance=distance
+            epsilon=self.epsilon, delta=self.delta_left(failure_probability), distance=distance
+        )
+
+    def delta_left(self, failure_probability: float) -> float:
+        """Return what p and the residual of the noise leave of δ for the exact Gaussian."""
+        return privacy.delta_left(
+            delta=self.delta,
+            failure_probability=failure_probability,
+            residual=privacy.NOISE_RESIDUAL,
+            epsilon=self.epsilon,
         )
 
     @model_validator(mode="after")

@@ -13,10 +13,10 @@ from app.db.manifest import Manifest
 from app.db.tables import Certificate, Model
 from app.ledger.schemas import Ledger, LedgerEntry
 from certificate import envelope, privacy, statement
-from certificate.chain import Link, RunningSum, running_sum, total_epsilon, weakest
-from certificate.statement import Statement
+from certificate.chain import Link, RunningSum, running_sum, sum_of, total_epsilon
+from certificate.statement import AnyStatement
 
-NOTHING = RunningSum(0.0, 0.0, "proved")
+NOTHING = RunningSum(0.0, 0.0, 0.0, "proved")
 
 
 def ledger(session: Session, model: Model) -> Ledger:
@@ -26,7 +26,7 @@ def ledger(session: Session, model: Model) -> Ledger:
         select(Certificate).where(Certificate.model_id == model.id).order_by(Certificate.chain_index)
     ).all()
     statements = [statement.parse(envelope.parse(record.envelope).payload) for record in records]
-    links = [Link.of_statement(said, record.digest) for said, record in zip(statements, records, strict=True)]
+    links = [Link(record.digest, said) for said, record in zip(statements, records, strict=True)]
     running = running_sum(links) if links else NOTHING
     epsilon = total_epsilon(running, delta=policy.delta)
     return Ledger(
@@ -69,18 +69,9 @@ def subjects_links(links: Sequence[Link], place: int) -> Sequence[Link]:
     return links[first : next(later, len(links))]
 
 
-def _sum(links: Sequence[Link]) -> RunningSum:
-    """Of just these, a retraining among them or not: it resets what is spent from then on, not what was."""
-    return RunningSum(
-        privacy.compose(link.release_shift for link in links),
-        sum(link.failure_probability for link in links),
-        weakest(link.assurance for link in links),
-    )
-
-
-def _entry(said: Statement, links: Sequence[Link], place: int) -> LedgerEntry:
+def _entry(said: AnyStatement, links: Sequence[Link], place: int) -> LedgerEntry:
     predicate = said.predicate
-    concerned, delta = _sum(subjects_links(links, place)), predicate.lifetime.delta
+    concerned, delta = sum_of(subjects_links(links, place)), predicate.lifetime.delta
     return LedgerEntry(
         certificate_id=predicate.certificate_id,
         version=predicate.version,

@@ -145,7 +145,7 @@ def test_an_append_is_a_release_that_is_noised_certified_and_counted(
     work(services)
     after = newest_statement(services).predicate
     assert (after.version, after.mechanism, after.noise.sigma) == (2, "tr", before.noise.sigma)
-    assert (after.deletion_set.subjects, after.deletion_set.records) == (0, 0)
+    assert (after.deletion_set.people, after.deletion_set.records) == (0, None)
     assert after.lifetime.running_shift == pytest.approx(2**0.5 * before.lifetime.running_shift)
     certificate_id = ready.batch(batch_id)["certificate_id"]
     where = f"/v1/certificates/{certificate_id}"

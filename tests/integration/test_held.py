@@ -133,16 +133,16 @@ def test_a_draw_that_was_looked_at_is_never_drawn_again(
     ready = registered(api, services)
     ready.erase("s1", "s2")
     draws: list[int] = []
-    real_draw, real_publish = noise.draw, run.publish
+    real_noised, real_publish = noise.noised, run.publish
 
-    def counted(count: int) -> Any:
-        draws.append(count)
-        return real_draw(count)
+    def counted(w: Any, **scale: float) -> Any:
+        draws.append(len(w))
+        return real_noised(w, **scale)
 
     def dying(*_: Any) -> None:
         raise RuntimeError("killed")
 
-    monkeypatch.setattr(noise, "draw", counted)
+    monkeypatch.setattr(noise, "noised", counted)
     monkeypatch.setattr(run, "publish", dying)
     with pytest.raises(RuntimeError, match="killed"):
         work(services)

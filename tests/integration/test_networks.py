@@ -81,8 +81,7 @@ def test_an_erasure_from_a_network_is_certified_under_a_condition(api: Api, serv
     assert said.bound.failure_probability == pytest.approx(1e-9)
     assert said.lifetime.running_failure_probability == said.bound.failure_probability
     assert said.noise.sigma == found["sigma"]
-    named = {assumption.name for assumption in said.guarantee.assumptions}
-    assert {"retraining-reaches-reference", "curvature-rounding"} <= named
+    assert {"retraining-reaches-reference", "curvature-rounding"} <= set(said.guarantee.assumptions)
     verdict = verified(api, said.certificate_id)
     assert verdict["verified"], [line for line in verdict["lines"] if line["ok"] is False]
 

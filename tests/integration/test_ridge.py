@@ -23,8 +23,7 @@ def test_no_target_of_anyone_is_in_certificate_or_evidence(
     api.erase(*(f"s{i}" for i in range(25)))
     work(services)
     predicate = newest_statement(services).predicate
-    assert (predicate.deletion_set.subjects, predicate.deletion_set.records) == (25, 100)
-    assert predicate.deletion_set.class_histogram is None
+    assert (predicate.deletion_set.people, predicate.deletion_set.records) == (25, 100)
     with services.database.reading() as session:
         evidence = json.loads(session.scalars(select(Certificate.evidence)).one())
     assert evidence["shift"] is None

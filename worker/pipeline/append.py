@@ -37,6 +37,7 @@ def resolve_append(context: Context, scratch: Path) -> Resolved:
         classes += datasets.class_counts(context.services.storage, path, classes=has_classes(context))
     return Resolved(
         requests=0,
+        people=0,
         records=0,
         kept=tuple(path for path, _ in kept),
         digests=tuple(digest for _, digest in kept),

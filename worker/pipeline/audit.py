@@ -12,7 +12,7 @@ from app.db.policy import Policy
 from app.db.states import PartRole
 from app.db.tables import Batch
 from certificate import envelope, statement
-from certificate.predicate import Predicate
+from certificate.statement import AnyPredicate
 from worker.evaluation import replay
 from worker.pipeline.context import CannotContinue
 from worker.pipeline.fitting import estimated_distance
@@ -60,7 +60,7 @@ def _measure(job: ReportJob) -> dict[str, Any]:
     }
 
 
-def _held_to(job: ReportJob, predicate: Predicate) -> float:
+def _held_to(job: ReportJob, predicate: AnyPredicate) -> float:
     """Δ*; a retrained release names none, since it is its own reference: the policy of its batch does."""
     if predicate.bound.distance_target > 0:
         return predicate.bound.distance_target

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from sqlalchemy import select
 from torch import Tensor
 
@@ -15,7 +14,9 @@ from app.db.tables import Certificate
 from certificate import envelope, statement
 from certificate.chain import extend_lifetime
 from certificate.predicate import Lifetime
-from certificate.privacy import SMALLEST_DELTA
+from certificate.predicate_v1 import LifetimeV1
+from certificate.privacy import LARGEST_DIMENSION, SMALLEST_DELTA, grid_step
+from worker.engine import noise
 from worker.engine.networks.kantorovich import Kantorovich
 from worker.engine.networks.nearing import ENOUGH
 from worker.engine.published.outcome import PublishedResult
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from worker.pipeline.release import Draft
     from worker.pipeline.resolve import Swap
 
-# σ must dwarf the spacing of floats at the weights, or the grid would show through the noise.
-SMALLEST_NOISE_IN_ULPS = 2.0**20
-
 
 @dataclass(frozen=True)
 class Refusal:
@@ -42,12 +40,15 @@ class Refusal:
 
 def room_for(context: Context, mechanism: Method) -> Lifetime | Refusal:
     """The lifetime with one more release, if the policy has room for it: known before anything is solved."""
-    terms, delta = terms_of(context.manifest, mechanism), context.manifest.policy.delta
+    terms, delta = terms_of(context.manifest, mechanism, context.choices), context.manifest.policy.delta
     last = _last(context)
     before = 0.0 if last is None or mechanism == "retrain" else _lifetime(last).running_failure_probability
     if delta - (before + terms.failure_probability) < SMALLEST_DELTA:
         return Refusal(HeldReason.BUDGET, "measuring curvature once more would use up δ")
-    lifetime = lifetime_after(context, mechanism, terms)
+    try:
+        lifetime = lifetime_after(context, mechanism, terms)
+    except ValueError:  # δ is spent: at the sum's size no ε can be stated any more
+        return Refusal(HeldReason.BUDGET, "with one more release no ε could be stated at this δ")
     return budget_refusal(lifetime) or lifetime
 
 
@@ -60,6 +61,7 @@ def lifetime_after(context: Context, mechanism: Method | Literal["discarded"], t
         mechanism=mechanism,
         shift=terms.shift,
         failure_probability=terms.failure_probability,
+        residual=terms.residual,
         assurance=terms.assurance,
         delta=context.manifest.policy.delta,
         cap=context.manifest.policy.lifetime_epsilon,
@@ -76,7 +78,7 @@ def _last(context: Context) -> Certificate | None:
         )
 
 
-def _lifetime(certificate: Certificate) -> Lifetime:
+def _lifetime(certificate: Certificate) -> Lifetime | LifetimeV1:
     return statement.parse(envelope.parse(certificate.envelope).payload).predicate.lifetime
 
 
@@ -92,7 +94,7 @@ def budget_refusal(lifetime: Lifetime) -> Refusal | None:
 def claim_for(context: Context, solved: Solved) -> tuple[Solved, Claim] | Refusal:
     """What may be claimed, and the point it is claimed for; or why nothing may."""
     manifest = context.manifest
-    terms = terms_of(manifest, solved.mechanism)
+    terms = terms_of(manifest, solved.mechanism, context.choices)
     if not solved.near:
         return far_off(solved.outcome, solved.distance, manifest.policy.target_distance)
     if solved.published is not None:
@@ -164,9 +166,24 @@ def far_off(outcome: str, distance: float, target: float) -> Refusal:
 
 
 def noise_refusal(w: Tensor, sigma: float) -> Refusal | None:
-    numbers = torch.finfo(w.dtype)
-    spacing = numbers.eps * max(float(w.abs().max()), numbers.tiny)
-    if sigma >= SMALLEST_NOISE_IN_ULPS * spacing:
+    """Refuse weights that the grid of this σ cannot hold."""
+    if w.numel() > LARGEST_DIMENSION:
+        return Refusal(HeldReason.NOT_CERTIFIABLE, f"the model has more than {LARGEST_DIMENSION:,} weights")
+    largest = float(w.abs().max()) if w.numel() else 0.0
+    if largest / grid_step(sigma) < noise.LARGEST_STEPS:
         return None
-    detail = f"σ = {sigma:.3g} is too small against the spacing of floats at the weights"
+    detail = (
+        f"σ = {sigma:.3g} is too small beside weights of the size {largest:.1g}: the grid cannot hold them"
+    )
     return Refusal(HeldReason.NOT_CERTIFIABLE, detail)
+
+
+def sums_floating_point_noise(context: Context, mechanism: Method) -> bool:
+    """Whether the running sum of the next release includes one of certificate format 1."""
+    last = _last(context)
+    if last is None or mechanism == "retrain":
+        return False
+    said = statement.parse(envelope.parse(last.envelope).payload).predicate
+    return said.format_version == 1 or any(
+        name == "floating-point-noise" for name, _ in said.guarantee.assumption_texts
+    )

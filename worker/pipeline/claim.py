@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 
 from app.db.manifest import Manifest
 from app.db.policy import Method
+from certificate.assurance import lowered
 from certificate.evidence import Curvature, Setting
 from certificate.predicate import Assurance, Rule
+from certificate.privacy import NOISE_RESIDUAL
+from certificate.vocabulary import RegistrationWarning
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,15 @@ class Terms:
     assurance: Assurance
     shift: float
     failure_probability: float
+    residual: float
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is known about how the policy and the features came about, beyond the owner's declaration."""
+
+    changed_after_refusal: bool = False
+    warnings: tuple[RegistrationWarning, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,8 +48,18 @@ class Claim:
     method: dict[str, Setting] = field(default_factory=dict)
 
 
-def terms_of(manifest: Manifest, mechanism: Method) -> Terms:
-    """A retraining is a function of the retained rows alone: it adds nothing."""
+def terms_of(manifest: Manifest, mechanism: Method, choices: Choices) -> Terms:
+    """Return the terms of a release. A retrain is a function of the retained rows alone: it adds nothing."""
     if mechanism == "retrain":
-        return Terms("retrain", "proved", 0.0, 0.0)
-    return Terms(manifest.rule, manifest.assurance, manifest.release_shift, manifest.failure_probability)
+        return Terms("retrain", _tier("proved", choices), 0.0, 0.0, 0.0)
+    return Terms(
+        manifest.rule,
+        _tier(manifest.assurance, choices),
+        manifest.release_shift,
+        manifest.failure_probability,
+        NOISE_RESIDUAL,
+    )
+
+
+def _tier(assurance: Assurance, choices: Choices) -> Assurance:
+    return lowered(assurance, changed_after_refusal=choices.changed_after_refusal, warnings=choices.warnings)

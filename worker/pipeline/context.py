@@ -16,6 +16,7 @@ from app.db import paths, transitions
 from app.db.manifest import Manifest
 from app.db.states import BatchState, FileKind, PartRole, VersionState
 from app.db.tables import Batch, BatchEvent, DatasetPart, Job, Model, ModelFile, Version
+from worker.pipeline.claim import Choices
 
 PROGRESS_SECONDS = 0.25  # at most a few times a second
 LOOK_SECONDS = 0.5
@@ -33,6 +34,7 @@ class Context:
     model: Model
     manifest: Manifest
     batch: Batch | None
+    choices: Choices = field(default_factory=Choices)
     _progress_at: float = field(default=0.0)
     _unsaid: dict[str, Any] | None = field(default=None)
     _looked_at: float = field(default=0.0)

@@ -13,7 +13,7 @@ from app.db.states import Decision
 from app.db.tables import HeldDraw
 from app.storage import Stored
 from certificate.keys import Signer
-from certificate.statement import parse, serialise
+from certificate.statement import parse_current, serialise
 from worker.pipeline.certify import lifetime_after
 from worker.pipeline.claim import Terms
 from worker.pipeline.context import Context
@@ -56,13 +56,14 @@ def _discard(context: Context, draft: Draft, signer: Signer) -> None:
     """The file goes first; then a signed statement says that the draw existed, and counts it."""
     # Its own folder only: should this attempt be a stale one, a later one's files are not touched.
     context.services.storage.delete(draft.stored.path.rpartition("/")[0])
-    statement = parse(draft.payload)
+    statement = parse_current(draft.payload)
     said = statement.predicate
     terms = Terms(
         said.bound.rule,
         said.guarantee.assurance,
         said.lifetime.release_shift,
         said.bound.failure_probability,
+        0.0 if said.bound.rule == "retrain" else said.noise.residual,
     )
     lifetime = lifetime_after(context, "discarded", terms)
     said = said.model_copy(update={"mechanism": "discarded", "lifetime": lifetime})

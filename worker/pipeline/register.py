@@ -18,6 +18,7 @@ from app.db import paths, transitions
 from app.db.states import FileKind, PartRole
 from app.db.tables import DatasetPart, Model, ModelFile, Version
 from app.storage import Stored
+from certificate.checkpoint import nonce_metadata
 from worker.engine.bounds import reachable, strongly_convex_distance
 from worker.engine.networks.inspection import inspect_module
 from worker.engine.objective import CertifiedGradient
@@ -123,7 +124,7 @@ def _validate(context: Context, scratch: Path) -> Registered:
     if advice.problem and manifest.policy.fallback == "fail":
         raise Rejected(f"network: {advice.problem}; or let the policy's fallback be retrain")
     stored = checkpoints.write(
-        context.services.storage, context.path("model.safetensors"), objective.unflatten(w), {}
+        context.services.storage, context.path("model.safetensors"), objective.unflatten(w), nonce_metadata()
     )
     measured = Measured(
         trained=trained,

@@ -8,22 +8,34 @@ import torch
 from torch import Tensor
 
 from app.clock import new_id, now
+from app.db.policy import Method
 from app.db.states import FileKind
+from app.db.tables import Version
 from app.storage import Stored
 from app.version import VERSION
 from certificate import assurance, predicate
 from certificate.checkpoint import header_metadata
 from certificate.commitment import commit_retained, deletion_root
-from certificate.evidence import EvidenceRecord, Shift, TraceStep, Utility, commit
-from certificate.predicate import Lifetime, Predicate, describable
+from certificate.evidence import (
+    EvidenceRecord,
+    ParentOpening,
+    Shift,
+    TraceStep,
+    Utility,
+    commit,
+    commit_parent,
+)
+from certificate.predicate import SMALLEST_DESCRIBED_SET, Lifetime, Predicate
+from certificate.privacy import NOISE_RESIDUAL, grid_step
 from certificate.records import new_salt
-from certificate.statement import parse, serialise, statement_for
+from certificate.statement import parse_current, serialise, statement_for
 from worker import devices
 from worker.distributed import current
 from worker.distributed.leading import ranks_of
 from worker.engine import noise
 from worker.loading import checkpoints
 from worker.loading.families import family_of
+from worker.pipeline.certify import sums_floating_point_noise
 from worker.pipeline.claim import Claim
 from worker.pipeline.context import Context
 from worker.pipeline.resolve import Resolved
@@ -46,8 +58,9 @@ class Draft:
 
 
 def noised(w: Tensor, sigma: float) -> Tensor:
-    """w + N(0, σ²I); the un-noised weights are overwritten, so nothing later can write them by mistake."""
-    released = w.cpu() + sigma * noise.draw(w.numel())
+    """Return w + N(0, σ²I) rounded to the public grid, and overwrite w, so that nothing can write it."""
+    step = grid_step(sigma)
+    released = noise.on_grid(noise.noised(w, sigma=sigma, step=step), step)
     w.zero_()
     return released
 
@@ -62,9 +75,10 @@ def write_draft(
     """Everything that can fail without the draw comes before it; the draw is made and written in one go."""
     parent = context.current_version()
     certificate_id, version = new_id(), parent.number + 1
-    evidence = _evidence(certificate_id, resolved, solved, claim)
+    opening = None if parent.number else ParentOpening(sha256=parent.sha256, salt=new_salt())
+    evidence = _evidence(certificate_id, resolved, solved, claim, opening)
     objective, deletion_set = _objective(context, resolved), _deletion_set(resolved)
-    runtime = _runtime(solved)
+    guarantee, runtime = _guarantee(context, claim, solved.mechanism), _runtime(solved)
     current.team(context.services.settings).forget()  # no other rank holds the point when it is noised
     released = noised(solved.w, claim.sigma)
     stored = checkpoints.write(
@@ -79,11 +93,11 @@ def write_draft(
         model=context.model.name,
         model_id=str(context.model.id),
         version=version,
-        parent=predicate.Parent(version=parent.number, checkpoint_sha256=parent.sha256),
+        parent=_parent(parent, opening),
         mechanism=solved.mechanism,
         objective=objective,
         deletion_set=deletion_set,
-        guarantee=_guarantee(context, claim),
+        guarantee=guarantee,
         bound=_bound(claim),
         noise=_noise(context, claim),
         lifetime=lifetime,
@@ -91,7 +105,7 @@ def write_draft(
         runtime=runtime,
         issued_at=now(),
     )
-    statement = statement_for(file_name=file_name, checkpoint_sha256=stored.sha256, predicate=said)
+    statement = statement_for(file_name=file_name, weights_sha256=stored.sha256, predicate=said)
     return Draft(
         certificate_id=certificate_id,
         version=version,
@@ -105,14 +119,28 @@ def write_draft(
     )
 
 
-def _guarantee(context: Context, claim: Claim) -> predicate.Guarantee:
+def _parent(parent: Version, opening: ParentOpening | None) -> predicate.Parent:
+    if opening is None:
+        return predicate.Parent(version=parent.number, weights_sha256=parent.sha256)
+    return predicate.Parent(version=parent.number, commitment=commit_parent(opening))
+
+
+def _guarantee(context: Context, claim: Claim, mechanism: Method) -> predicate.Guarantee:
     """A retrained release is its own reference: it is indistinguishable from it with ε = δ = 0."""
-    policy, own = context.manifest.policy, claim.terms.rule == "retrain"
+    policy, terms, choices = context.manifest.policy, claim.terms, context.choices
+    own = terms.rule == "retrain"
     return assurance.guarantee_for(
-        rule=claim.terms.rule,
-        assurance=claim.terms.assurance,
+        rule=terms.rule,
+        assurance=terms.assurance,
         epsilon=0.0 if own else policy.epsilon,
         delta=0.0 if own else policy.delta,
+        assumptions=assurance.assumptions_for(
+            terms.rule,
+            terms.assurance,
+            changed_after_refusal=choices.changed_after_refusal,
+            warnings=choices.warnings,
+            sums_floating_point_noise=sums_floating_point_noise(context, mechanism),
+        ),
     )
 
 
@@ -129,8 +157,10 @@ def _noise(context: Context, claim: Claim) -> predicate.Noise:
     last = claim.terms.assurance == "as-published"  # σ follows from the distance the run achieved
     return predicate.Noise(
         sigma=claim.sigma,
+        grid_step=grid_step(claim.sigma),
+        residual=NOISE_RESIDUAL,
         calibration=context.manifest.calibration if last else "analytic",
-        data_independent=not last,
+        data_independent=not (last or context.choices.changed_after_refusal),
     )
 
 
@@ -140,7 +170,7 @@ def _objective(context: Context, resolved: Resolved) -> predicate.Objective:
     key = context.services.vault.keyed_hash(str(context.model.id), purpose="retained data commitment")
     return predicate.Objective(
         family=manifest.family,
-        loss=family.loss,
+        loss=assurance.loss_of(manifest.family),
         regularisation=manifest.lam,
         anchor_sha256=None if anchor is None else anchor.sha256,
         origins=predicate.Origins(
@@ -148,36 +178,41 @@ def _objective(context: Context, resolved: Resolved) -> predicate.Objective:
             constants=manifest.origins.constants,
             anchor=manifest.origins.anchor,
         ),
+        warnings=context.choices.warnings,
         dimension=family.dimension(manifest),
         retained_data_commitment=commit_retained(key=key, part_digests=resolved.digests),
     )
 
 
 def _deletion_set(resolved: Resolved) -> predicate.DeletionSet:
-    subjects, found = len(set(resolved.commitments)), resolved.shift
-    described = resolved.is_a_crowd and describable(subjects, resolved.records, found.erased)
+    """Counts and a commitment; how many records a handful of people had is not said."""
+    many = resolved.people >= SMALLEST_DESCRIBED_SET
     return predicate.DeletionSet(
         requests=resolved.requests,
-        subjects=subjects,
-        records=resolved.records,
+        people=resolved.people,
+        commitments=len(set(resolved.commitments)),
+        records=resolved.records if many else None,
         root=deletion_root(resolved.commitments),
-        class_histogram=dict(found.erased) if described else None,
-        kl_retained_original=rounded(found.kl_retained_original) if described else None,
-        kl_original_retained=rounded(found.kl_original_retained) if described else None,
     )
 
 
 def with_utility(draft: Draft, utility: Utility | None) -> Draft:
     """The same draw with what it is worth in its evidence, and a statement that commits to that."""
     evidence = EvidenceRecord.read(draft.evidence, "evidence").model_copy(update={"utility": utility})
-    statement = parse(draft.payload)
+    statement = parse_current(draft.payload)
     committed = predicate.EvidenceCommitment(commitment=commit(evidence))
     said = statement.predicate.model_copy(update={"evidence": committed})
     payload = serialise(statement.model_copy(update={"predicate": said}))
     return replace(draft, payload=payload, evidence=evidence.to_bytes())
 
 
-def _evidence(certificate_id: UUID, resolved: Resolved, solved: Solved, claim: Claim) -> EvidenceRecord:
+def _evidence(
+    certificate_id: UUID,
+    resolved: Resolved,
+    solved: Solved,
+    claim: Claim,
+    parent: ParentOpening | None,
+) -> EvidenceRecord:
     return EvidenceRecord(
         certificate_id=str(certificate_id),
         rule=claim.terms.rule,
@@ -204,6 +239,7 @@ def _evidence(certificate_id: UUID, resolved: Resolved, solved: Solved, claim: C
         solver={"outcome": solved.outcome, "passes": solved.passes},
         seconds_total=solved.seconds,
         salt=new_salt(),
+        parent=parent,
     )
 
 

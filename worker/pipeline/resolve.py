@@ -46,6 +46,8 @@ class Swap:
 @dataclass(frozen=True)
 class Resolved:
     requests: int
+    people: int
+    """Distinct identifiers with rows in the training data."""
     records: int
     kept: tuple[str, ...]
     """Paths of R, in order: untouched parts and rewritten ones; the holdout is not among them."""
@@ -58,7 +60,7 @@ class Resolved:
     def is_a_crowd(self) -> bool:
         """Whether the set is large enough that its classes say nothing of one person."""
         has_classes = set(self.shift.original) != {datasets.ALL_ROWS}
-        return has_classes and min(self.records, len(set(self.commitments))) >= SMALLEST_DESCRIBED_SET
+        return has_classes and self.people >= SMALLEST_DESCRIBED_SET
 
 
 @dataclass
@@ -139,6 +141,7 @@ def resolve(context: Context, scratch: Path) -> Resolved:
         kept += [left] if left else []
     return Resolved(
         requests=requests,
+        people=len(held),
         records=erased.total(),
         kept=tuple(path for path, _ in kept),
         digests=tuple(digest for _, digest in kept),
