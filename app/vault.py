@@ -1,4 +1,8 @@
-"""Subject identifiers at rest: encrypted under the deployment key, bound to the row that holds them."""
+"""Subject identifiers at rest: encrypted under the deployment key, bound to the row that holds them.
+
+So are the salts of their commitments, and the statements that hold a salt: with a salt, whoever reads the
+database could try every identifier they can think of.
+"""
 
 import hashlib
 import hmac
@@ -10,6 +14,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 NONCE_BYTES = 12
+SALT_BYTES = 16  # of a salt that is not encrypted: how they were stored before
+PLAIN_STATEMENT = b'{"payload":"'  # how a statement that is not encrypted begins: as long as a nonce
 
 
 class KeyProblem(Exception):
@@ -17,6 +23,8 @@ class KeyProblem(Exception):
 
 
 class Vault:
+    """What the deployment key does: encrypt texts bound to a row, and hash texts that must be compared."""
+
     def __init__(self, key: bytes) -> None:
         if len(key) != 32:
             raise ValueError("the deployment key must have 256 bits")
@@ -33,13 +41,53 @@ class Vault:
         except InvalidTag:
             raise ValueError("a stored identifier does not open under this deployment key") from None
 
+    def seal_salt(self, salt: str, *, task_id: UUID, ordinal: int) -> bytes:
+        """Encrypt the salt (hexadecimal) of one subject's commitment."""
+        return self.encrypt(salt, row=_part_of("salt", task_id, ordinal))
+
+    def open_salt(self, stored: bytes, *, task_id: UUID, ordinal: int) -> str:
+        """Return the salt in hexadecimal; one that is stored as it is, from before, is read as well."""
+        if len(stored) == SALT_BYTES:
+            return stored.hex()
+        return self.decrypt(stored, row=_part_of("salt", task_id, ordinal))
+
+    def seal_statement(self, envelope: bytes, *, task_id: UUID, ordinal: int) -> bytes:
+        """Encrypt the signed "no data held" statement of one subject."""
+        return self.encrypt(envelope.decode(), row=_part_of("statement", task_id, ordinal))
+
+    def open_statement(self, stored: bytes, *, task_id: UUID, ordinal: int) -> bytes:
+        """Return the signed statement; one that is stored as it is, from before, is read as well."""
+        if is_plain_statement(stored):
+            return stored
+        return self.decrypt(stored, row=_part_of("statement", task_id, ordinal)).encode()
+
+    def person(self, tenant_id: UUID, identifier: str) -> bytes:
+        """Return what equal identifiers of one tenant have in common, to count people without decrypting.
+
+        It is cut to 128 bits: among a billion people, two share one with a probability below 10⁻²⁰.
+        """
+        return self.keyed_hash(f"{tenant_id}/{identifier}", purpose="distinct people")[:16]
+
     def keyed_hash(self, text: str, *, purpose: str) -> bytes:
+        """Return a hash that can be neither computed nor tested without the deployment key."""
         return hmac.digest(self._mac_key, purpose.encode() + b"\0" + text.encode(), hashlib.sha256)
 
 
 def row_of(erasure_id: UUID, ordinal: int) -> str:
     """What a ciphertext is bound to: it opens as this subject of this request only."""
     return f"{erasure_id}/{ordinal}"
+
+
+def is_plain_statement(stored: bytes) -> bool:
+    """Whether this is a statement from before they were encrypted: canonical JSON of a DSSE envelope.
+
+    A ciphertext begins with a random nonce, which is this text with a probability of 2⁻⁹⁶.
+    """
+    return stored.startswith(PLAIN_STATEMENT)
+
+
+def _part_of(kind: str, task_id: UUID, ordinal: int) -> str:
+    return f"{kind}/{task_id}/{ordinal}"
 
 
 def _derive(key: bytes, purpose: bytes) -> bytes:

@@ -3,7 +3,7 @@
 A subject is committed to in two steps, so that every field of a receipt is bound even for a reader who does
 not know the identifier:
 
-    commitment = H(domain, salt, subject identifier)
+    commitment = H(domain, salt, subject identifier in Unicode normal form C)
     leaf       = H(domain, salt, request id, commitment)
 
 The root over the leaves is in the certificate. Without the 128-bit salt neither can be tried against a guess.
@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from certificate.merkle import MemoryTree, leaf_hash
 from certificate.records import new_salt
@@ -23,26 +25,53 @@ _SUBJECT = b"urn:lethe:commitment:subject:v1"
 _REQUEST = b"urn:lethe:commitment:request:v1"
 _RETAINED = b"urn:lethe:commitment:retained:v1"
 
+IdentifierRule = Literal["nfc-exact-v1"]
+IDENTIFIER_RULE: IdentifierRule = "nfc-exact-v1"
+IDENTIFIER_RULE_IN_WORDS = (
+    "Identifiers are compared character by character after Unicode normalisation (NFC): one that differs in "
+    "case, spacing or spelling counts as another person."
+)
+
 
 @dataclass(frozen=True)
 class SubjectCommitment:
-    """One erased subject of one request. Holds the salt, not the identifier."""
+    """One erased subject of one request. Holds the salt, not the identifier.
+
+    `identifier_rule` is None for commitments over the identifier as it was sent, before there was a rule.
+    """
 
     request_id: str
     salt: str
     commitment: str
+    identifier_rule: IdentifierRule | None = IDENTIFIER_RULE
 
     def leaf(self) -> bytes:
         """Leaf hash in the deletion set's tree."""
         return leaf_hash(bind_request(salt=self.salt, request_id=self.request_id, commitment=self.commitment))
 
 
+def normalise_identifier(identifier: str) -> str:
+    """Return the form in which identifiers are compared and committed to: Unicode normal form C.
+
+    Nothing else is changed: case, spaces and invisible characters all count.
+
+    >>> normalise_identifier("Zoe\u0308") == "Zo\u00eb"
+    True
+    >>> normalise_identifier("Alice ")
+    'Alice '
+    """
+    return unicodedata.normalize("NFC", identifier)
+
+
 def commit_subject(*, request_id: str, subject_id: str, salt: str | None = None) -> SubjectCommitment:
+    """Commit to one subject of one request, over the normal form of the identifier."""
     salt = new_salt() if salt is None else salt
-    return SubjectCommitment(request_id, salt, subject_digest(salt=salt, subject_id=subject_id))
+    digest = subject_digest(salt=salt, subject_id=normalise_identifier(subject_id))
+    return SubjectCommitment(request_id, salt, digest)
 
 
 def subject_digest(*, salt: str, subject_id: str) -> str:
+    """Return the commitment to exactly these characters; `commit_subject` normalises them first."""
     return _digest(_SUBJECT, bytes.fromhex(salt), subject_id.encode()).hex()
 
 
@@ -61,7 +90,7 @@ def tree_of_leaves(leaves: Iterable[bytes]) -> tuple[MemoryTree, dict[bytes, int
 
 
 def deletion_root(commitments: Sequence[SubjectCommitment]) -> str:
-    """What `DeletionSet.root` holds; its `subjects` is the number of distinct commitments."""
+    """Return the root over the distinct commitments: one leaf for each pair of request and person."""
     return tree_of_leaves(entry.leaf() for entry in commitments)[0].root().hex()
 
 

@@ -1,31 +1,55 @@
-"""What a data subject receives: a receipt that leads to the certificate, or a signed "no data held".
+"""What a data subject receives: a receipt that leads to the certificate, or a logged "no data held".
 
-A receipt holds no identifier. Its holder knows theirs and can open the commitment with it.
+Neither holds an identifier. Its holder knows theirs and can open the commitment with it. Documents of the
+second format say by which rule identifiers were compared; those of the first still verify as what they are.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime
+from pydantic import AwareDatetime, Field, model_validator
 
-from certificate.commitment import SubjectCommitment, commit_subject, subject_digest, tree_of_leaves
-from certificate.envelope import Envelope, check_signature, parse, sign
+from certificate.commitment import (
+    IDENTIFIER_RULE,
+    IDENTIFIER_RULE_IN_WORDS,
+    IdentifierRule,
+    SubjectCommitment,
+    commit_subject,
+    normalise_identifier,
+    subject_digest,
+    tree_of_leaves,
+)
+from certificate.envelope import Envelope, check_signature, from_base64, parse, sign
 from certificate.errors import ReceiptInvalid, UnusableInput, VerificationError
 from certificate.keys import KeySet, Signer
-from certificate.merkle import verify_inclusion
+from certificate.merkle import leaf_hash, verify_inclusion
+from certificate.note import verify_checkpoint
 from certificate.predicate import DeletionSet
 from certificate.predicate_v1 import DeletionSetV1
-from certificate.records import Count, ProofPath, Record, Salt, Sha256, Text, Uuid7, read_object
+from certificate.records import (
+    Count,
+    ProofPath,
+    Record,
+    Salt,
+    Sha256,
+    Text,
+    Uuid7,
+    canonical_json,
+    printable,
+    read_object,
+)
 
 NO_DATA_PAYLOAD = "application/vnd.lethe.no-data-held+json"
+NO_DATA_RECEIPT = "urn:lethe:no-data-receipt:v2"
+_UNDATED = (
+    "the statement is of the first format: it is not in the log, so only its signer says when it was made."
+)
 
 
-class Receipt(Record):
-    """The way from one subject's commitment to the root in the certificate with this digest."""
-
-    format: Literal["urn:lethe:receipt:v1"] = "urn:lethe:receipt:v1"
+class _ReceiptFields(Record):
     request_id: Text
     salt: Salt
     commitment: Sha256
@@ -34,7 +58,38 @@ class Receipt(Record):
     certificate_digest: Sha256
 
 
-class NoDataHeld(Record):
+class ReceiptV1(_ReceiptFields):
+    """The way from one subject's commitment to the root in the certificate with this digest."""
+
+    format: Literal["urn:lethe:receipt:v1"] = "urn:lethe:receipt:v1"
+
+
+class Receipt(_ReceiptFields):
+    """The way from one subject's commitment to the root in the certificate with this digest.
+
+    Both formats are read. Only the second has an `identifier_rule`: its commitment is over the normal form.
+    """
+
+    format: Literal["urn:lethe:receipt:v1", "urn:lethe:receipt:v2"] = "urn:lethe:receipt:v2"
+    identifier_rule: IdentifierRule | None = None
+
+    @model_validator(mode="after")
+    def _rule_of_this_format(self) -> Self:
+        if (self.format == "urn:lethe:receipt:v2") != (self.identifier_rule is not None):
+            raise ValueError("a receipt states its identifier rule exactly when it is of the second format")
+        return self
+
+    def document(self) -> dict[str, Any]:
+        """Return the receipt as JSON values; a receipt of the first format has no field for the rule."""
+        exclude = {"identifier_rule"} if self.identifier_rule is None else None
+        return self.model_dump(mode="json", exclude=exclude)
+
+    def to_bytes(self) -> bytes:
+        """Return the receipt's one serialisation."""
+        return canonical_json(self.document())
+
+
+class NoDataHeldV1(Record):
     """The issuer found no record of this subject in this model's data. `log_size` dates it."""
 
     format: Literal["urn:lethe:no-data-held:v1"] = "urn:lethe:no-data-held:v1"
@@ -47,13 +102,46 @@ class NoDataHeld(Record):
     issued_at: AwareDatetime
 
 
+class NoDataHeld(Record):
+    """The issuer found no record of this subject in this model's data. Its place in the log dates it."""
+
+    format: Literal["urn:lethe:no-data-held:v2"] = "urn:lethe:no-data-held:v2"
+    request_id: Text
+    model: Text
+    model_id: Uuid7
+    salt: Salt
+    commitment: Sha256
+    identifier_rule: IdentifierRule
+    issued_at: AwareDatetime
+
+
+class LogPlace(Record):
+    """Where a statement stands in the log: the signed tree head, its place, and the path to the root."""
+
+    checkpoint: str
+    index: Count
+    path: ProofPath
+
+
+class NoDataReceipt(Record):
+    """A signed "no data held" statement with the proof that it is in the log, and the issuer's keys.
+
+    `envelope` is the base64 of the exact bytes whose SHA-256 is the leaf.
+    """
+
+    format: Literal["urn:lethe:no-data-receipt:v2"] = "urn:lethe:no-data-receipt:v2"
+    envelope: Annotated[str, Field(max_length=2**16)]
+    log: LogPlace
+    keys: KeySet
+
+
 def issue_receipts(
     commitments: Sequence[SubjectCommitment],
     *,
     certificate_digest: str,
     leaves: Iterable[bytes] | None = None,
 ) -> list[Receipt]:
-    """One receipt per commitment, in the order given.
+    """Make one receipt per commitment, in the order given.
 
     `leaves` are the leaf hashes of the whole deletion set, where commitments are only some of it: the others'
     salts may be destroyed already.
@@ -64,12 +152,14 @@ def issue_receipts(
         raise ValueError("a commitment is not in the deletion set of these leaves")
     return [
         Receipt(
+            format="urn:lethe:receipt:v1" if entry.identifier_rule is None else "urn:lethe:receipt:v2",
             request_id=entry.request_id,
             salt=entry.salt,
             commitment=entry.commitment,
             leaf_index=places[leaf],
             path=tuple(step.hex() for step in tree.inclusion_proof(places[leaf])),
             certificate_digest=certificate_digest,
+            identifier_rule=entry.identifier_rule,
         )
         for entry, leaf in zip(commitments, own, strict=True)
     ]
@@ -90,7 +180,7 @@ def verify_receipt(
     expected_root = bytes.fromhex(deletion_set.root)
     if not verify_inclusion(entry.leaf(), receipt.leaf_index, deletion_set.commitments, path, expected_root):
         raise ReceiptInvalid("the receipt's path does not lead to the deletion set's root")
-    _check_subject(receipt.salt, receipt.commitment, subject_id)
+    _check_subject(receipt.salt, receipt.commitment, subject_id, receipt.identifier_rule)
 
 
 def issue_no_data_held(
@@ -99,41 +189,106 @@ def issue_no_data_held(
     subject_id: str,
     model: str,
     model_id: str,
-    log_size: int,
     issued_at: AwareDatetime,
     signer: Signer,
     salt: str | None = None,
 ) -> Envelope:
+    """Sign that no data is held about one subject of one request. It counts once its digest is in the log."""
     entry = commit_subject(request_id=request_id, subject_id=subject_id, salt=salt)
-    receipt = NoDataHeld(
+    statement = NoDataHeld(
         request_id=request_id,
         model=model,
         model_id=model_id,
         salt=entry.salt,
         commitment=entry.commitment,
-        log_size=log_size,
+        identifier_rule=IDENTIFIER_RULE,
         issued_at=issued_at,
     )
-    return sign(receipt.to_bytes(), signer, NO_DATA_PAYLOAD)
+    return sign(statement.to_bytes(), signer, NO_DATA_PAYLOAD)
 
 
-def verify_no_data_held(envelope: bytes, keys: KeySet, *, subject_id: str | None = None) -> NoDataHeld:
-    """The signed receipt, by a key valid at the log size it names (the next place to be signed)."""
+def no_data_receipt(
+    envelope: Envelope, *, checkpoint: str, index: int, path: Sequence[str], keys: KeySet
+) -> NoDataReceipt:
+    """Put a logged statement, its proof of inclusion and the keys into the document for its subject."""
+    return NoDataReceipt(
+        envelope=base64.b64encode(envelope.raw).decode(),
+        log=LogPlace(checkpoint=checkpoint, index=index, path=tuple(path)),
+        keys=keys,
+    )
+
+
+def verify_no_data_receipt(document: bytes, keys: KeySet, *, subject_id: str | None = None) -> NoDataHeld:
+    """Return the statement of a receipt once it is proved to be signed, logged, and about `subject_id`.
+
+    The keys are the verifier's: those inside the document are only what the issuer says they are.
+    """
     try:
-        parsed = parse(envelope)
-        receipt = NoDataHeld.read(parsed.payload, "receipt")
-        check_signature(parsed, keys, position=receipt.log_size, payload_type=NO_DATA_PAYLOAD)
+        receipt = NoDataReceipt.read(document, "receipt")
+        envelope = parse(from_base64(receipt.envelope))
+        head = verify_checkpoint(receipt.log.checkpoint, keys)
+        leaf, path = leaf_hash(bytes.fromhex(envelope.digest)), [bytes.fromhex(s) for s in receipt.log.path]
+        if not verify_inclusion(leaf, receipt.log.index, head.size, path, head.root):
+            raise ReceiptInvalid(
+                f"the statement is not in the log: the proof does not lead from place {receipt.log.index} "
+                f"to the tree head of {head.size} leaves"
+            )
+        check_signature(envelope, keys, position=receipt.log.index, payload_type=NO_DATA_PAYLOAD)
+        statement = NoDataHeld.read(envelope.payload, "statement")
     except (VerificationError, UnusableInput) as error:
         raise ReceiptInvalid(str(error)) from None
-    _check_subject(receipt.salt, receipt.commitment, subject_id)
-    return receipt
+    _check_subject(statement.salt, statement.commitment, subject_id, statement.identifier_rule)
+    return statement
+
+
+def verify_no_data_held(
+    document: bytes, keys: KeySet, *, subject_id: str | None = None
+) -> NoDataHeld | NoDataHeldV1:
+    """Return the verified "no data held" statement of either format.
+
+    One of the first format is a bare envelope by a key valid at the log size that it names.
+    """
+    if _field(document, "format") == NO_DATA_RECEIPT:
+        return verify_no_data_receipt(document, keys, subject_id=subject_id)
+    try:
+        parsed = parse(document)
+        if _field(parsed.payload, "format") == NoDataHeld.model_fields["format"].default:
+            raise ReceiptInvalid(
+                "the statement comes without its place in the log: use the whole receipt that was handed out"
+            )
+        statement = NoDataHeldV1.read(parsed.payload, "receipt")
+        check_signature(parsed, keys, position=statement.log_size, payload_type=NO_DATA_PAYLOAD)
+    except (VerificationError, UnusableInput) as error:
+        raise ReceiptInvalid(str(error)) from None
+    _check_subject(statement.salt, statement.commitment, subject_id, None)
+    return statement
+
+
+def describe_no_data_held(statement: NoDataHeld | NoDataHeldV1) -> str:
+    """Say in words what a verified statement says, and by which rule identifiers were compared."""
+    said = (
+        f"no data held in the model {printable(statement.model)}, "
+        f"signed {statement.issued_at:%Y-%m-%d %H:%M %Z} for request {printable(statement.request_id)}"
+    )
+    return f"{said}. {IDENTIFIER_RULE_IN_WORDS if isinstance(statement, NoDataHeld) else _UNDATED}"
 
 
 def is_no_data_held(data: bytes) -> bool:
-    """Whether a receipt file is the signed kind (a DSSE envelope)."""
-    return read_object(data, "receipt").get("payloadType") == NO_DATA_PAYLOAD
+    """Whether a receipt file is a "no data held" statement, of either format."""
+    document = read_object(data, "receipt")
+    return document.get("payloadType") == NO_DATA_PAYLOAD or document.get("format") == NO_DATA_RECEIPT
 
 
-def _check_subject(salt: str, commitment: str, subject_id: str | None) -> None:
-    if subject_id is not None and subject_digest(salt=salt, subject_id=subject_id) != commitment:
+def _field(data: bytes, name: str) -> object:
+    try:
+        return read_object(data, "receipt").get(name)
+    except UnusableInput as error:
+        raise ReceiptInvalid(str(error)) from None
+
+
+def _check_subject(salt: str, commitment: str, subject_id: str | None, rule: IdentifierRule | None) -> None:
+    if subject_id is None:
+        return
+    identifier = subject_id if rule is None else normalise_identifier(subject_id)
+    if subject_digest(salt=salt, subject_id=identifier) != commitment:
         raise ReceiptInvalid("the receipt is not about this subject")

@@ -10,7 +10,7 @@ from pathlib import Path
 from certificate.evidence import EvidenceRecord
 from certificate.keys import KeySet
 from certificate.pack import EarlierHead, Pack
-from certificate.receipt import NoDataHeld, Receipt
+from certificate.receipt import NoDataHeld, NoDataHeldV1, NoDataReceipt, Receipt, ReceiptV1
 from certificate.records import Record
 from certificate.statement import Statement
 
@@ -18,8 +18,11 @@ DOCUMENTS: dict[str, type[Record]] = {
     "statement-v1": Statement,
     "evidence-v1": EvidenceRecord,
     "pack-v1": Pack,
-    "receipt-v1": Receipt,
-    "no-data-held-v1": NoDataHeld,
+    "receipt-v1": ReceiptV1,
+    "receipt-v2": Receipt,
+    "no-data-held-v1": NoDataHeldV1,
+    "no-data-held-v2": NoDataHeld,
+    "no-data-receipt-v2": NoDataReceipt,
     "keys-v1": KeySet,
     "earlier-head-v1": EarlierHead,
 }

@@ -27,7 +27,13 @@ from certificate.evidence import EvidenceRecord
 from certificate.evidence_check import check_evidence
 from certificate.keys import KeySet
 from certificate.pack import EarlierHead, Pack
-from certificate.receipt import Receipt, is_no_data_held, verify_no_data_held, verify_receipt
+from certificate.receipt import (
+    Receipt,
+    describe_no_data_held,
+    is_no_data_held,
+    verify_no_data_held,
+    verify_receipt,
+)
 from certificate.records import printable
 from certificate.statement import AnyStatement, parse
 
@@ -208,7 +214,7 @@ def _check_receipt(case: Case, receipt: Receipt | bytes, envelope: Envelope, sta
         held = verify_no_data_held(receipt, case.keys, subject_id=case.subject)
         if held.model_id != statement.predicate.model_id:
             raise ReceiptInvalid("the receipt is about another model")
-        return f"signed: no data held for request {printable(held.request_id)}; commitment {opened}"
+        return f"{describe_no_data_held(held)} Commitment {opened}"
     verify_receipt(
         receipt,
         certificate_digest=envelope.digest,

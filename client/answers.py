@@ -85,6 +85,8 @@ class Task(Shown):
     version: int | None
     certificate_id: UUID | None
     outcomes: dict[str, int]
+    near_matches: int = 0
+    notice: str | None = None
 
     @property
     def ended(self) -> bool:
@@ -103,6 +105,7 @@ class Erasure(Shown):
     extension_reason: str | None
     overdue: bool
     tasks: tuple[Task, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def ended(self) -> bool:

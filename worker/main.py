@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from app import log_seen, logs
 from app.bootstrap import Services
 from app.clock import now
+from app.db.receipts import encrypt_stored_salts
 from app.db.tables import WorkerSeen
 from app.settings import Settings
 from app.startup import check_deployment_key, refuse
@@ -139,10 +140,20 @@ def check_signing_key(services: Services) -> None:
         log.warning("database away, the signing key is checked later", problem=type(problem).__name__)
 
 
+def encrypt_salts(services: Services) -> None:
+    """Encrypt what an earlier version stored in the clear; if the database is away, at the next start."""
+    try:
+        if encrypted := encrypt_stored_salts(services.database, services.vault):
+            log.info("stored salts encrypted", rows=encrypted)
+    except SQLAlchemyError as problem:
+        log.warning("database away, stored salts are looked at later", problem=type(problem).__name__)
+
+
 def run(settings: Settings) -> None:
     services = Services(settings)
     check_deployment_key(services)
     check_signing_key(services)
+    encrypt_salts(services)
     sweep(settings)
     jobs.use(services)
     worker = Worker.of(services)

@@ -38,11 +38,11 @@ def announce_key(session: Session, signer: Signer, log_size: int) -> None:
 def rotate(session: Session, signer: Signer, log_size: int) -> None:
     """Let this key take over, under the lock on the log's head.
 
-    The new key signs from the next place, n, on. The old key's window ends after n, not before it: receipts
-    of "no data held" are dated by the size of the log, so those it signed since the last leaf are dated n,
-    and must verify for ever. At n both keys are valid. Whoever holds the old key gains nothing by that:
-    leaves and tree heads of its own window it can sign anyway, and a second leaf at one place fails
-    consistency proofs.
+    The new key signs from the next place, n, on. The old key's window ends after n, not before it: "no data
+    held" statements of the first format are dated by the size of the log, so those it signed since the last
+    leaf are dated n, and must verify for ever. At n both keys are valid. Whoever holds the old key gains
+    nothing by that: leaves and tree heads of its own window it can sign anyway, and a second leaf at one
+    place fails consistency proofs.
     """
     current = _current(session)
     if current is not None and current.key_id == signer.key_id:

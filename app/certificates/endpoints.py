@@ -19,7 +19,9 @@ router = APIRouter(prefix="/v1", tags=["certificates"])
 _ENVELOPE: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/vnd.in-toto+json": {"schema": {"type": "object"}}}}
 }
-LeafIndex = Annotated[int, Query(ge=0, lt=2**53, description="Place of the certificate in the log.")]
+LeafIndex = Annotated[
+    int, Query(ge=0, lt=2**53, description="Place of a certificate or statement in the log.")
+]
 
 
 @router.get("/certificates")
@@ -94,7 +96,7 @@ def get_log_checkpoint(_: MayBePublic, services: ServicesOf) -> str:
 
 @router.get("/log/inclusion")
 def get_inclusion(index: LeafIndex, _: MayBePublic, services: ServicesOf) -> InclusionProof:
-    """Proof that a certificate is in the log."""
+    """Proof that the certificate or "no data held" statement at this place is in the log."""
     with services.database.reading() as session:
         return service.inclusion(session, index)
 

@@ -41,7 +41,7 @@ def log_head(session: Session) -> LogHead | None:
 
 def over_log(session: Session, computation: Callable[[merkle.NodeReader], T]) -> T:
     """A proof or root computed over the log: the O(log n) nodes it reads come in one query."""
-    wanted = merkle.reads_of(computation)
+    wanted = list(dict.fromkeys(merkle.reads_of(computation)))  # proofs share their upper nodes
     rows = session.execute(
         select(LogNode.level, LogNode.position, LogNode.hash).where(
             tuple_(LogNode.level, LogNode.position).in_(wanted)

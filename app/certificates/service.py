@@ -1,5 +1,6 @@
 """Certificates and the log as anyone may read them. The gateway holds no private key: it signs nothing."""
 
+from collections.abc import Sequence
 from uuid import UUID
 
 from sqlalchemy.orm import Session
@@ -57,11 +58,24 @@ def head(session: Session) -> LogHead:
 
 
 def inclusion(session: Session, index: int) -> InclusionProof:
+    """Prove under the newest tree head that the leaf at this place is in the log."""
+    return inclusions(session, [index])[index]
+
+
+def inclusions(session: Session, indices: Sequence[int]) -> dict[int, InclusionProof]:
+    """Prove the leaves at these places under one tree head; their nodes are read in one query."""
     top = head(session)
-    if not 0 <= index < top.size:
+    if not all(0 <= index < top.size for index in indices):
         raise NotFound(f"The log has {top.size} leaves.")
-    path = repository.over_log(session, lambda node: merkle.inclusion_proof(index, top.size, node))
-    return InclusionProof(index=index, size=top.size, path=[step.hex() for step in path], checkpoint=top.note)
+    paths = repository.over_log(
+        session, lambda node: [merkle.inclusion_proof(index, top.size, node) for index in indices]
+    )
+    return {
+        index: InclusionProof(
+            index=index, size=top.size, path=[step.hex() for step in path], checkpoint=top.note
+        )
+        for index, path in zip(indices, paths, strict=True)
+    }
 
 
 def consistency(session: Session, old_size: int) -> ConsistencyProof:

@@ -1,13 +1,17 @@
-"""How long a receipt can be had, and the end of its salt."""
+"""How long a receipt can be had, how its salt is kept, and the end of it."""
 
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from sqlalchemy import Select, update
+from sqlalchemy import Select, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from app.db.policy import Policy
+from app.db.session import Database
 from app.db.tables import Batch, Task, TaskSubject
+from app.vault import PLAIN_STATEMENT, SALT_BYTES, Vault, is_plain_statement
+
+_AT_ONCE = 1000
 
 
 def until(batch: Batch, completed: datetime) -> datetime:
@@ -24,7 +28,39 @@ def destroy_salts(session: Session, tasks: Select[UUID]) -> int:
     session.execute(
         update(TaskSubject)
         .where(TaskSubject.task_id.in_(ids))
-        .values(salt=None, commitment=None, no_data=None)
+        .values(salt=None, commitment=None, no_data=None, log_index=None)
         .execution_options(synchronize_session=False)
     )
     return len(ids)
+
+
+def encrypt_stored_salts(database: Database, vault: Vault) -> int:
+    """Encrypt salts and statements that an earlier version stored as they are; return the number of rows.
+
+    Run when a worker starts, after every migration: a migration has no deployment key.
+    """
+    encrypted = 0
+    while rows := _encrypt_some(database, vault):
+        encrypted += rows
+    if encrypted:
+        database.forget_deleted_bytes()
+    return encrypted
+
+
+def _encrypt_some(database: Database, vault: Vault) -> int:
+    plain_salt = func.length(TaskSubject.salt) == SALT_BYTES
+    plain_statement = func.substr(TaskSubject.no_data, 1, len(PLAIN_STATEMENT)) == PLAIN_STATEMENT
+    with database.writing() as session:
+        rows = session.scalars(
+            select(TaskSubject)
+            .where(or_(plain_salt, plain_statement))
+            .limit(_AT_ONCE)
+            .with_for_update(skip_locked=True)
+        ).all()
+        for row in rows:
+            task_id, ordinal = row.task_id, row.ordinal
+            if row.salt is not None and len(row.salt) == SALT_BYTES:
+                row.salt = vault.seal_salt(row.salt.hex(), task_id=task_id, ordinal=ordinal)
+            if row.no_data is not None and is_plain_statement(row.no_data):
+                row.no_data = vault.seal_statement(row.no_data, task_id=task_id, ordinal=ordinal)
+    return len(rows)

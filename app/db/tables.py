@@ -206,22 +206,34 @@ class Task(Base):
     completed_at: Mapped[datetime | None]
     receipts_until: Mapped[datetime | None] = mapped_column(index=True)
     """Set while receipts can be had; their salts are destroyed then, or when they are acknowledged."""
+    near_matches: Mapped[int | None]
+    """How many people in the data have nearly the identifier of someone who was not found; for the tenant."""
 
 
 class TaskSubject(Base):
-    """The only place where an identifier lives: encrypted, and gone when its task is completed."""
+    """The only place where an identifier lives: encrypted, and gone when its task is completed.
+
+    Whatever could be tested against a guessed identifier is encrypted too, or a keyed hash.
+    """
 
     __tablename__ = "task_subjects"
     __table_args__ = (one_of("outcome", states.SubjectOutcome),)
     task_id: Mapped[UUID] = mapped_column(ForeignKey("tasks.id"), primary_key=True)
     ordinal: Mapped[int] = mapped_column(primary_key=True)
     identifier: Mapped[bytes | None] = mapped_column(LargeBinary())
-    salt: Mapped[bytes | None] = mapped_column(LargeBinary(16))
+    person: Mapped[bytes | None] = mapped_column(LargeBinary(16))
+    """A keyed hash, equal for equal identifiers of a tenant, to count people; it goes with the identifier."""
+    identifier_rule: Mapped[str | None] = mapped_column(String(16))
+    """By which rule the commitment was made; none: over the identifier as it was sent."""
+    salt: Mapped[bytes | None] = mapped_column(LargeBinary())
+    """Encrypted (`Vault.seal_salt`)."""
     commitment: Mapped[bytes | None] = mapped_column(LargeBinary(32))
     leaf: Mapped[bytes | None] = mapped_column(LargeBinary(32))
     """Of the erased. It stays when salt and commitment are destroyed: the receipts of others lead past it."""
     no_data: Mapped[bytes | None] = mapped_column(LargeBinary())
-    """The signed receipt of someone without rows."""
+    """The signed statement for someone without rows, encrypted: it holds the salt."""
+    log_index: Mapped[int | None] = mapped_column(BigInteger())
+    """The place of that statement in the certificate log; none: one from before they were logged."""
     outcome: Mapped[str | None] = mapped_column(String(24))
 
 
@@ -272,6 +284,8 @@ class LogHead(Base):
     __tablename__ = "log_head"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     size: Mapped[int] = mapped_column(BigInteger())
+    statements: Mapped[int | None] = mapped_column(BigInteger())
+    """How many leaves are "no data held" statements, which are not kept; the others are certificates."""
     note: Mapped[str] = mapped_column(String(2000))
     signed_at: Mapped[datetime] = mapped_column(default=now)
 

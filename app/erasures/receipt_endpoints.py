@@ -35,6 +35,7 @@ def list_receipts(
     with services.database.reading() as session:
         return receipts.page(
             session,
+            services.vault,
             caller.tenant_id,
             erasure_id,
             model=model,

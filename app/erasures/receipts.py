@@ -9,18 +9,22 @@ from pydantic import BaseModel, Field
 from sqlalchemy import Row, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
 
+from app.certificates import service as certificates
 from app.db import receipts
 from app.db.states import SubjectOutcome, TaskState
 from app.db.tables import Certificate, Model, Task, TaskSubject, Version
 from app.erasures import service
 from app.errors import Conflict, Gone
-from certificate.commitment import SubjectCommitment
-from certificate.receipt import Receipt, issue_receipts
+from app.vault import Vault
+from certificate import envelope
+from certificate.commitment import IDENTIFIER_RULE, SubjectCommitment
+from certificate.receipt import NoDataReceipt, Receipt, issue_receipts, no_data_receipt
 
 CURSOR = r"^[0-9a-f]{32}\.[0-9]{1,7}$"
 Query = Select[TaskSubject, Task, str, UUID, str]
 Found = Row[TaskSubject, Task, str, UUID, str]
-Document = Receipt | dict[str, Any]
+Document = Receipt | NoDataReceipt | dict[str, Any]
+Place = tuple[UUID, int]
 
 
 class ReceiptShown(BaseModel):
@@ -30,8 +34,9 @@ class ReceiptShown(BaseModel):
     certificate_id: UUID | None = Field(description="The certificate that the receipt leads to.")
     receipt: Document | None = Field(
         description="For the erased, the way to the certificate's root; for someone without rows, the signed "
-        "statement that no data is held. Saved as a file, it is what `lethe verify --receipt` takes. Null "
-        "for rows in holdout or staged parts only: data was held, and no certificate speaks of it."
+        "statement that no data is held, with the proof that it is in the log. Saved as a file, it is what "
+        "`lethe verify --receipt` takes. Null for rows in holdout or staged parts only: data was held, and "
+        "no certificate speaks of it."
     )
 
 
@@ -46,6 +51,7 @@ class Acknowledged(BaseModel):
 
 def page(
     session: Session,
+    vault: Vault,
     tenant_id: UUID,
     erasure_id: UUID,
     *,
@@ -54,7 +60,7 @@ def page(
     limit: int,
     cursor: str | None,
 ) -> ReceiptPage:
-    """In the order of the request; 410 when every receipt that was asked for is destroyed."""
+    """Return receipts in the order of the request; 410 when each that was asked for is destroyed."""
     erasure = service.get(session, tenant_id, erasure_id)
     ended = _ended(erasure.id, model, ordinal)
     without = TaskSubject.outcome == SubjectOutcome.ERASED_OUTSIDE_TRAINING
@@ -67,7 +73,7 @@ def page(
             "Acknowledged or expired: the salts of these receipts were destroyed. A model that was retired "
             "before it was ready gives none."
         )
-    documents = _documents(session, erasure.id, rows[:limit])
+    documents = _documents(session, vault, erasure.id, rows[:limit])
     shown = [
         ReceiptShown(
             model=name,
@@ -115,32 +121,59 @@ def _after(cursor: str) -> Any:
     return or_(Task.id > last, and_(Task.id == last, TaskSubject.ordinal > int(ordinal)))
 
 
-def _documents(session: Session, erasure_id: UUID, rows: Sequence[Found]) -> dict[tuple[UUID, int], Document]:
-    documents: dict[tuple[UUID, int], Document] = {}
+def _documents(
+    session: Session, vault: Vault, erasure_id: UUID, rows: Sequence[Found]
+) -> dict[Place, Document]:
     batches: dict[tuple[UUID | None, str], list[TaskSubject]] = {}
+    without: list[TaskSubject] = []
     for subject, task, _, _, digest in rows:
         if subject.outcome == SubjectOutcome.ERASED:
             batches.setdefault((task.batch_id, digest), []).append(subject)
         elif subject.outcome == SubjectOutcome.NOT_IN_TRAINING_SET:
-            assert subject.no_data is not None
-            documents[subject.task_id, subject.ordinal] = json.loads(subject.no_data)
+            without.append(subject)
+    documents = _statements(session, vault, without)
     for (batch_id, digest), subjects in batches.items():
         made = issue_receipts(
-            [_commitment(erasure_id, subject) for subject in subjects],
+            [_commitment(vault, erasure_id, subject) for subject in subjects],
             certificate_digest=digest,
             leaves=_leaves(session, batch_id),
         )
         documents |= {
-            (subject.task_id, subject.ordinal): receipt
+            (subject.task_id, subject.ordinal): receipt if receipt.identifier_rule else receipt.document()
             for subject, receipt in zip(subjects, made, strict=True)
         }
     return documents
 
 
-def _commitment(erasure_id: UUID, subject: TaskSubject) -> SubjectCommitment:
+def _statements(session: Session, vault: Vault, subjects: Sequence[TaskSubject]) -> dict[Place, Document]:
+    """Return the "no data held" documents: statements that are in the log come under its newest head."""
+    found: dict[Place, Document] = {}
+    logged = [subject.log_index for subject in subjects if subject.log_index is not None]
+    proofs = certificates.inclusions(session, logged) if logged else {}
+    keys = certificates.key_set(session)
+    for subject in subjects:
+        assert subject.no_data is not None
+        place = (subject.task_id, subject.ordinal)
+        raw = vault.open_statement(subject.no_data, task_id=subject.task_id, ordinal=subject.ordinal)
+        if subject.log_index is None:  # from before they were logged: the signed envelope is the receipt
+            found[place] = json.loads(raw)
+            continue
+        proof = proofs[subject.log_index]
+        found[place] = no_data_receipt(
+            envelope.parse(raw), checkpoint=proof.checkpoint, index=proof.index, path=proof.path, keys=keys
+        )
+    return found
+
+
+def _commitment(vault: Vault, erasure_id: UUID, subject: TaskSubject) -> SubjectCommitment:
     assert subject.salt is not None
     assert subject.commitment is not None
-    return SubjectCommitment(str(erasure_id), subject.salt.hex(), subject.commitment.hex())
+    return SubjectCommitment(
+        str(erasure_id),
+        vault.open_salt(subject.salt, task_id=subject.task_id, ordinal=subject.ordinal),
+        subject.commitment.hex(),
+        IDENTIFIER_RULE if subject.identifier_rule == IDENTIFIER_RULE else None,
+    )
 
 
 def _leaves(session: Session, batch_id: UUID | None) -> Sequence[bytes]:

@@ -35,6 +35,9 @@ class Prepared:
 
     erasure: dict[str, Any]
     identifiers: Sequence[bytes]
+    people: Sequence[bytes]
+    """A keyed hash for each identifier, in the same order."""
+    warnings: list[str]
     models: frozenset[str] | None
     idempotency: Idempotency | None
 
@@ -201,9 +204,9 @@ def _insert(session: Session, fresh: Sequence[_Entry]) -> None:
         (entry.prepared, _task(entry.prepared.erasure, model)) for entry in fresh for model, _ in entry.models
     ]
     subjects = (
-        {"task_id": task["id"], "ordinal": i, "identifier": sealed}
+        {"task_id": task["id"], "ordinal": i, "identifier": sealed, "person": person}
         for prepared, task in tasks
-        for i, sealed in enumerate(prepared.identifiers)
+        for i, (sealed, person) in enumerate(zip(prepared.identifiers, prepared.people, strict=True))
     )
     insert_all(
         session,
@@ -249,8 +252,11 @@ def _body(prepared: Prepared, models: Sequence[tuple[UUID, str]]) -> str:
                 version=None,
                 certificate_id=None,
                 outcomes={},
+                near_matches=0,
+                notice=None,
             )
             for _, name in models
         ],
+        warnings=prepared.warnings,
     )
     return shown.model_dump_json()

@@ -46,7 +46,9 @@ def withdraw(session: Session, erasure_id: UUID, model: str | None) -> Sequence[
         query = query.where(Task.model_id.in_(select(Model.id).where(Model.name == model)))
     ended = query.values(state=TaskState.WITHDRAWN).returning(Task.id)
     withdrawn = session.scalars(ended.execution_options(synchronize_session=False)).all()
-    session.execute(update(TaskSubject).where(TaskSubject.task_id.in_(withdrawn)).values(identifier=None))
+    session.execute(
+        update(TaskSubject).where(TaskSubject.task_id.in_(withdrawn)).values(identifier=None, person=None)
+    )
     return withdrawn
 
 
@@ -77,6 +79,18 @@ def tasks(session: Session, erasure_id: UUID) -> Sequence[Row[Task, str, int, UU
         .where(Task.erasure_id == erasure_id)
         .order_by(Model.name)
     ).all()
+
+
+def people_by_outcome(session: Session, erasure_id: UUID) -> dict[str, int]:
+    """Count the people of a request who ended in each way, on at least one of its models."""
+    rows = session.execute(
+        select(TaskSubject.outcome, func.count(TaskSubject.ordinal.distinct()))
+        .join(Task, Task.id == TaskSubject.task_id)
+        .where(Task.erasure_id == erasure_id, TaskSubject.outcome.is_not(None))
+        .group_by(TaskSubject.outcome)
+        .order_by(TaskSubject.outcome)
+    )
+    return {str(outcome): count for outcome, count in rows}
 
 
 def outcomes(session: Session, erasure_id: UUID) -> Sequence[Row[UUID, str | None, int]]:

@@ -41,7 +41,8 @@ class ErasureRequest(ErasureDetails):
     subjects: list[SubjectId] = Field(
         min_length=1,
         max_length=10_000,
-        description="Identifiers as in the column subject_id of the datasets.",
+        description="Identifiers as in the column subject_id of the datasets. They are compared character "
+        "by character after Unicode normalisation (NFC); case and spaces count.",
     )
 
 
@@ -60,6 +61,11 @@ class TaskShown(BaseModel):
     version: int | None = Field(description="The version from which the subjects are erased.")
     certificate_id: UUID | None
     outcomes: dict[SubjectOutcome, int] = Field(description="How many subjects ended how.")
+    near_matches: int = Field(
+        description="People in this model's data whose identifier differs from that of someone who was not "
+        "found only in case, spacing or Unicode form. Nothing of theirs was touched."
+    )
+    notice: str | None = Field(description="What to do about near matches, in a sentence.")
 
 
 class ErasureShown(BaseModel):
@@ -74,3 +80,6 @@ class ErasureShown(BaseModel):
     extension_reason: str | None = Field(description="Why the deadline was extended, if it was.")
     overdue: bool
     tasks: list[TaskShown]
+    warnings: list[str] = Field(
+        description="In the answer to the request alone: identifiers that look mistyped. They were accepted."
+    )

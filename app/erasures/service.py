@@ -10,12 +10,13 @@ from app.clock import new_id, now
 from app.db import webhooks
 from app.db.states import SubjectOutcome, TaskState
 from app.db.tables import Erasure
-from app.erasures import repository
+from app.erasures import identifiers, repository
 from app.erasures.deadlines import months_later
 from app.erasures.recording import Idempotency, Prepared
 from app.erasures.schemas import ErasureDetails, ErasureShown, TaskShown
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.vault import Vault, row_of
+from certificate.commitment import normalise_identifier
 
 # From least to most advanced; `failed` stands outside and wins.
 _ORDER = (TaskState.RECEIVED, TaskState.BATCHED, TaskState.RUNNING, TaskState.COMPLETED, TaskState.WITHDRAWN)
@@ -35,11 +36,11 @@ def prepare(
     idempotency_key: str | None,
     traceparent: str | None = None,
 ) -> Prepared:
-    """Everything about a request that needs no database: encryption, deadline, fingerprint."""
+    """Do everything about a request that needs no database: encryption, deadline, fingerprint, warnings."""
     created = now()
     received = _plausible(details.received_at or created, created)
     erasure_id = new_id()
-    unique = list(dict.fromkeys(subjects))
+    unique = list(dict.fromkeys(normalise_identifier(subject) for subject in subjects))
     return Prepared(
         erasure={
             "id": erasure_id,
@@ -54,6 +55,8 @@ def prepare(
             "traceparent": traceparent,
         },
         identifiers=[vault.encrypt(subject, row=row_of(erasure_id, i)) for i, subject in enumerate(unique)],
+        people=[vault.person(tenant_id, subject) for subject in unique],
+        warnings=identifiers.warnings(unique),
         models=None if details.models is None else frozenset(details.models),
         idempotency=None
         if idempotency_key is None
@@ -97,6 +100,7 @@ def extend(session: Session, tenant_id: UUID, erasure_id: UUID, reason: str) -> 
 
 
 def shown(session: Session, erasure: Erasure) -> ErasureShown:
+    """Return the erasure as its tenant sees it, with one task per model."""
     counts: dict[UUID, dict[SubjectOutcome, int]] = {}
     for task_id, outcome, count in repository.outcomes(session, erasure.id):
         counts.setdefault(task_id, {})[SubjectOutcome(str(outcome))] = count
@@ -108,6 +112,8 @@ def shown(session: Session, erasure: Erasure) -> ErasureShown:
             version=version,
             certificate_id=certificate,
             outcomes=counts.get(task.id, {}),
+            near_matches=task.near_matches or 0,
+            notice=identifiers.near_match_notice(task.near_matches or 0),
         )
         for task, model, version, certificate in repository.tasks(session, erasure.id)
     ]
@@ -124,6 +130,7 @@ def shown(session: Session, erasure: Erasure) -> ErasureShown:
         extension_reason=erasure.extension_reason,
         overdue=state not in (TaskState.COMPLETED, TaskState.WITHDRAWN) and erasure.due_at < now(),
         tasks=tasks,
+        warnings=[],
     )
 
 

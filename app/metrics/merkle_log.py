@@ -20,8 +20,10 @@ def figures(session: Session) -> Iterator[Metric]:
     logged = session.scalar(select(func.count()).select_from(Certificate)) or 0
     size = head.size if head is not None else 0
     yield gauge("lethe_log_size", "Leaves of the certificate log.", size)
-    consistent = size == logged and (head is None or size == 0 or _matches(session, head))
-    text = "1: head, stored tree and certificates agree. 0: something was changed behind the service."
+    statements = (head.statements or 0) if head is not None else 0
+    whole = size == logged + statements
+    consistent = whole and (head is None or size == 0 or _matches(session, head))
+    text = "1: head, stored tree and number of entries agree. 0: something was changed behind the service."
     yield gauge("lethe_log_consistent", text, int(consistent))
 
 

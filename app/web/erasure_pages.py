@@ -1,6 +1,6 @@
 """Requests: a list to search, and each as the person it concerns would understand it."""
 
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -19,6 +19,7 @@ from app.web import queries
 from app.web.guard import SeesErasures
 from app.web.listing import ROWS, listing
 from app.web.pages import PageRoute, page
+from certificate.commitment import IDENTIFIER_RULE_IN_WORDS
 
 router = APIRouter(prefix="/erasures", route_class=PageRoute, include_in_schema=False)
 Text = Annotated[str, Query(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -78,11 +79,26 @@ def show_erasure(
         found: ReceiptPage | None
         try:
             found = receipts.page(
-                session, caller.tenant_id, erasure_id, model=None, ordinal=None, limit=ROWS, cursor=cursor
+                session,
+                services.vault,
+                caller.tenant_id,
+                erasure_id,
+                model=None,
+                ordinal=None,
+                limit=ROWS,
+                cursor=cursor,
             )
         except Gone:
             found = None
-    return page(request, "erasure.html", erasure=erasure, receipts=found, outcomes=_outcomes(erasure))
+        outcomes = repository.people_by_outcome(session, erasure_id)
+    return page(
+        request,
+        "erasure.html",
+        erasure=erasure,
+        receipts=found,
+        outcomes=outcomes,
+        identifier_rule=IDENTIFIER_RULE_IN_WORDS,
+    )
 
 
 @router.get("/{erasure_id}/receipts/{name}/{ordinal}.json")
@@ -92,22 +108,20 @@ def download_receipt(
     """The document itself, as `verify --receipt` takes it."""
     with services.database.reading() as session:
         found = receipts.page(
-            session, caller.tenant_id, erasure_id, model=name, ordinal=ordinal, limit=1, cursor=None
+            session,
+            services.vault,
+            caller.tenant_id,
+            erasure_id,
+            model=name,
+            ordinal=ordinal,
+            limit=1,
+            cursor=None,
         )
     if not found.items or found.items[0].receipt is None:
         raise NotFound("There is no such receipt.")
     document = found.items[0].model_dump(mode="json")["receipt"]
     file = f"receipt-{str(erasure_id)[-8:]}-{name}-{ordinal}.json"
     return JSONResponse(document, headers={"Content-Disposition": f'attachment; filename="{file}"'})
-
-
-def _outcomes(erasure: Any) -> dict[str, int]:
-    """Over all models: how often something was found and erased, and how often there was nothing."""
-    sums: dict[str, int] = {}
-    for task in erasure.tasks:
-        for outcome, number in task.outcomes.items():
-            sums[str(outcome)] = sums.get(str(outcome), 0) + number
-    return sums
 
 
 def _uuid(text: str) -> UUID | None:

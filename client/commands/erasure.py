@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from certificate.commitment import IDENTIFIER_RULE_IN_WORDS
 from client.commands import tables, watching
 from client.commands.session import NO, Session, Timeout, Unusable, verb
 
@@ -62,6 +63,8 @@ def erase(
         "idempotency_key": idempotency_key,
     }
     erasure = _ask(session, subjects, details)
+    for warning in erasure.warnings:
+        session.note(warning)
     if flush and not _flush(session, erasure, force=anyway):
         session.show(erasure, *shown(erasure))
         return NO
@@ -141,6 +144,8 @@ def receipts(
         if found
         else "No receipts yet: no task is completed.",
     )
+    if any(each.outcome == "not_in_training_set" for each in found):
+        session.note(IDENTIFIER_RULE_IN_WORDS)
     if acknowledge:
         gone = session.api.erasures.acknowledge_receipts(erasure_id)
         session.note(f"{gone.destroyed} receipts cannot be had again.")
@@ -171,6 +176,7 @@ def shown(erasure: "Erasure") -> tuple[Any, ...]:
                 for t in erasure.tasks
             ],
         ),
+        *(f"{t.model}: {t.notice}" for t in erasure.tasks if t.notice),
     )
 
 
@@ -182,7 +188,8 @@ def _ask(session: Session, source: Path, details: dict[str, Any]) -> "Erasure":
     if source.suffix.lower() in kinds:
         return session.api.erasures.bulk(body, media_type=kinds[source.suffix.lower()], **details)
     try:
-        subjects = [line.strip() for line in body.decode("utf-8-sig").splitlines() if line.strip()]
+        lines = [line.removesuffix("\r") for line in body.decode("utf-8-sig").split("\n")]
+        subjects = [line for line in lines if line.strip()]  # spaces are part of an identifier
     except UnicodeDecodeError:
         raise Unusable("the identifiers are not UTF-8") from None
     if not subjects:

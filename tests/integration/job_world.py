@@ -13,7 +13,7 @@ from app.clock import new_id
 from app.db import transitions
 from app.db.manifest import Manifest
 from app.db.states import BatchState, HeldReason, JobState, ModelState, TaskState, VersionState
-from app.db.tables import Batch, Erasure, Job, Model, Task, Tenant, Version
+from app.db.tables import Batch, Erasure, Job, Model, Task, TaskSubject, Tenant, Version
 from app.dispatcher import Dispatcher
 from tests.integration.harness import MANIFEST
 from worker import jobs
@@ -140,6 +140,9 @@ class World:
                 created_at=moment,
             )
             session.add(task)
+            session.flush()
+            people = [TaskSubject(task_id=task.id, ordinal=i, person=new_id().bytes) for i in range(subjects)]
+            session.add_all(people)
         return task.id
 
     def flush(self, model: int) -> None:

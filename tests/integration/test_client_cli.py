@@ -66,7 +66,7 @@ def erased(world: World, terminal: Terminal, files: Path) -> Any:
     )
     assert made["state"] == "ready"
     words = ("erase", "-", "--model", "cli", "--reference", "case-9", "--flush", "--wait")
-    erasure = terminal.json(*words, stdin="s1\n\n s2\n")
+    erasure = terminal.json(*words, stdin="s1\n\ns2\r\n")
     assert erasure["state"] == "completed"
     assert erasure["subjects"] == 2
     return erasure
@@ -223,3 +223,17 @@ def test_a_failed_erasure_is_an_answer_of_no(world: World, terminal: Terminal, e
         session.execute(update(Task).where(Task.erasure_id == erasure.id).values(state="failed"))
     assert terminal.json("status", erasure.id, code=1)["state"] == "failed"
     assert "failed" in terminal.run("watch", erasure.id, code=1).stdout
+
+
+def test_spaces_are_sent_as_they_are_and_near_matches_are_shown(terminal: Terminal, erased: Any) -> None:
+    words = ("erase", "-", "--model", "cli", "--flush", "--wait")
+    told = terminal.run(*words, stdin=" S9\nnobody-here\n")
+    assert "1 identifier begins or ends with white space (number 1 of the request)" in told.stderr
+    notice = "cli: 1 person in this model's data has an identifier that differs only in case, spacing or"
+    assert notice in " ".join(told.stdout.split())
+    assert "S9" not in told.stdout + told.stderr
+    newest = terminal.json("status", "--most", "1")[0]
+    assert newest["tasks"][0]["near_matches"] == 1
+    assert notice in " ".join(terminal.run("status", newest["id"]).stdout.split())
+    listed = terminal.run("receipts", newest["id"])
+    assert "counts as another person" in listed.stderr

@@ -8,12 +8,19 @@ from pathlib import Path
 import pytest
 
 from app.bootstrap import Services
-from app.certificates.service import key_set
+from app.certificates.service import inclusion, key_set
 from app.clock import new_id, now
 from app.settings import Settings
 from app.vault import KeyProblem
+from certificate.envelope import Envelope, sign
 from certificate.keys import SigningKey
-from certificate.receipt import issue_no_data_held, verify_no_data_held
+from certificate.receipt import (
+    NO_DATA_PAYLOAD,
+    NoDataHeldV1,
+    issue_no_data_held,
+    no_data_receipt,
+    verify_no_data_held,
+)
 from tests.integration.harness import environment
 from worker.attempt import describe
 from worker.pipeline import log
@@ -102,34 +109,47 @@ def test_a_strange_signing_key_signs_nothing_until_it_is_rotated_in(services: Se
             attempt(session, old, 3)
 
 
-def test_receipts_signed_since_the_last_leaf_outlive_a_rotation(services: Services) -> None:
+def test_statements_of_no_data_outlive_a_rotation(services: Services) -> None:
+    """Those of the first format are dated by the log's size, later ones by their place in the log."""
     old, new = SigningKey.generate(), SigningKey.generate()
 
-    def receipt(signer: SigningKey) -> bytes:
+    def first_format(signer: SigningKey) -> bytes:
         with services.database.writing() as session:
             size = log.lock(session).size
             announce_key(session, signer, size)
-        return issue_no_data_held(
+        statement = NoDataHeldV1(
             request_id=str(new_id()),
-            subject_id="ada",
             model="toy",
             model_id=str(new_id()),
+            salt="00" * 16,
+            commitment="00" * 32,
             log_size=size,
             issued_at=now(),
-            signer=signer,
-            salt="00" * 16,
-        ).raw
+        )
+        return sign(statement.to_bytes(), signer, NO_DATA_PAYLOAD).raw
 
-    receipts = [receipt(old)]
+    def logged(signer: SigningKey) -> tuple[Envelope, int]:
+        details = {"request_id": str(new_id()), "model": "toy", "model_id": str(new_id())}
+        envelope = issue_no_data_held(subject_id="ada", issued_at=now(), signer=signer, **details)
+        with services.database.writing() as session:
+            return envelope, log.append(session, envelope.digest, signer, "lethe")
+
+    receipts = [first_format(old)]
+    statements = [logged(old)]
+    receipts.append(first_format(old))
     with services.database.writing() as session:
         rotate(session, new, log.lock(session).size)
-    receipts.append(receipt(new))
-    with services.database.writing() as session:
-        log.append(session, "00" * 32, new, "lethe")
-    receipts.append(receipt(new))
+    receipts.append(first_format(new))
+    statements.append(logged(new))
     with services.database.reading() as session:
         keys = key_set(session)
+        for envelope, place in statements:
+            proof = inclusion(session, place)
+            receipt = no_data_receipt(
+                envelope, checkpoint=proof.checkpoint, index=place, path=proof.path, keys=keys
+            )
+            receipts.append(receipt.to_bytes())
     for raw in receipts:
         verify_no_data_held(raw, keys)
     windows = {key.key_id: (key.valid_from, key.valid_until) for key in keys.keys}
-    assert windows == {old.key_id: (0, 1), new.key_id: (0, None)}
+    assert windows == {old.key_id: (0, 2), new.key_id: (1, None)}

@@ -96,7 +96,7 @@ def test_a_release_shows_in_times_budget_log_and_counts(
     create_model(gateway, admin)
     system.settle()
     assert Scrape(gateway)("lethe_model_epsilon_spent", model="toy") == 0
-    body = {"subjects": ["s1", "s2"]}
+    body = {"subjects": ["s1", "s2", "nobody"]}
     asked = gateway.post("/v1/erasures", json=body, headers=admin).headers["Location"]
     system.settle()
     assert gateway.get(asked, headers=admin).json()["state"] == "completed"
@@ -108,7 +108,11 @@ def test_a_release_shows_in_times_budget_log_and_counts(
     assert scrape("lethe_batches", state="completed") == scrape("lethe_recent_batches") == 1
     for stage in ("wait", "resolve", "solve", "certify", "release", "purge", "total"):
         assert scrape("lethe_recent_batch_stage_seconds", stage=stage, quantile="0.5") is not None, stage
-    assert (scrape("lethe_log_size"), scrape("lethe_log_consistent")) == (1, 1)
+    assert (scrape("lethe_log_size"), scrape("lethe_log_consistent")) == (2, 1), (
+        "a certificate and a statement that no data is held"
+    )
+    assert gateway.post(f"{asked}/receipts/acknowledge", headers=admin).status_code == 200
+    assert Scrape(gateway)("lethe_log_consistent") == 1, "the statement is gone, its leaf stays"
     assert scrape("lethe_http_requests_total", route="/v1/erasures", status="202") == 1
     with services.database.writing() as session:  # behind the service
         session.execute(update(Version).values(certificate_id=None))

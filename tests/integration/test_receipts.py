@@ -11,12 +11,21 @@ from sqlalchemy import select
 
 from app.bootstrap import Services
 from app.clock import now
-from app.db.tables import TaskSubject
+from app.db.receipts import encrypt_stored_salts
+from app.db.tables import LogHead, LogNode, Model, TaskSubject
 from app.dispatcher import Dispatcher
 from certificate.cli import run_verify
+from certificate.commitment import subject_digest
+from certificate.envelope import sign
+from certificate.keys import KeySet, PublicKey, SigningKey
+from certificate.merkle import MemoryTree, leaf_hash
+from certificate.note import verify_checkpoint
+from certificate.receipt import NO_DATA_PAYLOAD, NoDataHeldV1, verify_no_data_receipt
 from tests.integration.harness import MANIFEST, create_model, dataset
 from tests.integration.model_api import Api, Headers, work
 from tests.integration.test_canary import _database_bytes as database_bytes
+from worker.pipeline import log, receipts
+from worker.signing import load_signer
 
 
 @pytest.fixture
@@ -48,10 +57,13 @@ def acknowledge(api: Api, where: str, status: int = 200) -> Any:
     return answer.json()
 
 
-def salts(services: Services) -> list[bytes]:
+def stored(services: Services, column: Any) -> list[Any]:
     with services.database.reading() as session:
-        found = session.scalars(select(TaskSubject.salt).where(TaskSubject.salt.is_not(None))).all()
-    return [bytes(salt) for salt in found if salt is not None]
+        return [value for value in session.scalars(select(column)) if value is not None]
+
+
+def salts(services: Services) -> list[bytes]:
+    return stored(services, TaskSubject.salt)
 
 
 class Auditor:
@@ -175,13 +187,13 @@ def test_acknowledged_salts_are_nowhere_in_the_database(ready: Api, services: Se
     where = ask(ready, "s1", "s2", "s3", "nobody")
     work(services)
     kept = salts(services)
-    signed = get(ready, f"{where}/receipts?ordinal=3")["items"][0]["receipt"]["payload"]
+    (signed,) = stored(services, TaskSubject.no_data)
     assert len(kept) == 4
-    assert all(salt in database_bytes(services) for salt in kept)
+    assert all(salt in database_bytes(services) for salt in [*kept, signed])
     acknowledge(ready, where)
     left = database_bytes(services)
-    assert not any(salt in left for salt in kept)
-    assert signed.encode() not in left
+    assert not any(salt in left for salt in [*kept, signed])
+    assert stored(services, TaskSubject.log_index) == []
 
 
 def test_salts_are_destroyed_when_the_policys_days_are_over(ready: Api, services: Services) -> None:
@@ -196,3 +208,103 @@ def test_salts_are_destroyed_when_the_policys_days_are_over(ready: Api, services
     get(ready, f"{where}/receipts", 410)
     assert not any(salt in database_bytes(services) for salt in kept)
     assert get(ready, where)["tasks"][0]["outcomes"] == {"erased": 3, "not_in_training_set": 1}
+
+
+def test_statements_of_no_data_are_leaves_of_the_log_under_its_newest_head(
+    ready: Api, services: Services
+) -> None:
+    where = ask(ready, "s1", "nobody", "noone", "s2")
+    work(services)
+    keys = KeySet.read(ready.gateway.get("/v1/keys", headers=ready.headers).content, "keys")
+    for size in (3, 4):  # a certificate and two statements; then one more certificate
+        head = ready.gateway.get("/v1/log/checkpoint", headers=ready.headers).text
+        assert verify_checkpoint(head, keys).size == size
+        items = [item for item in get(ready, f"{where}/receipts")["items"] if not item["certificate_id"]]
+        assert sorted(item["receipt"]["log"]["index"] for item in items) == [1, 2]
+        for item, subject in zip(items, ("nobody", "noone"), strict=True):
+            assert item["receipt"]["log"]["checkpoint"] == head
+            verify_no_data_receipt(json.dumps(item["receipt"]).encode(), keys, subject_id=subject)
+        if size == 3:
+            ask(ready, "s3", "s4", "s5", "s6")
+            work(services)
+    assert get(ready, "/v1/log/inclusion?index=2")["size"] == 4
+    assert get(ready, "/v1/log/consistency?old_size=1")["new_size"] == 4
+
+
+def test_many_statements_are_logged_in_shares_and_once_each(
+    ready: Api, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts, "_AT_ONCE", 3)
+    where = ask(ready, *(f"nobody{i}" for i in range(8)))
+    work(services)
+    items = get(ready, f"{where}/receipts")["items"]
+    assert sorted(item["receipt"]["log"]["index"] for item in items) == list(range(8))
+    keys = KeySet.read(ready.gateway.get("/v1/keys", headers=ready.headers).content, "keys")
+    for number, item in enumerate(items):
+        document = json.dumps(item["receipt"]).encode()
+        verify_no_data_receipt(document, keys, subject_id=f"nobody{number}")
+
+
+def test_appending_many_gives_the_tree_of_appending_each(services: Services) -> None:
+    signer, digests = SigningKey.generate(), [f"{number:064x}" for number in range(23)]
+    tree = MemoryTree([leaf_hash(bytes.fromhex(digest)) for digest in digests])
+    placed = []
+    for start, stop in ((0, 1), (1, 6), (6, 22), (22, 23)):
+        with services.database.writing() as session:
+            placed.append(log.append_many(session, digests[start:stop], signer, "lethe"))
+    assert placed == [0, 1, 6, 22]
+    with services.database.reading() as session:
+        nodes = {(node.level, node.position): node.hash for node in session.scalars(select(LogNode))}
+        head = session.scalars(select(LogHead)).one()
+    assert nodes == tree.nodes
+    signed = verify_checkpoint(head.note, KeySet(keys=(PublicKey.of(signer),)))
+    assert (signed.size, signed.root) == (23, tree.root())
+
+
+def test_receipts_of_an_earlier_version_are_served_as_what_they_are_and_encrypted(
+    ready: Api, services: Services, tmp_path: Path
+) -> None:
+    """Salts and statements in the clear, over identifiers as they were sent."""
+    where = ask(ready, "s1", "s2", "s3", "Zo\u00eb")
+    work(services)
+    salt, raw = "5a" * 16, "Zoe\u0308"
+    with services.database.writing() as session:
+        for row in session.scalars(select(TaskSubject)):
+            place = {"task_id": row.task_id, "ordinal": row.ordinal}
+            assert row.salt is not None
+            row.salt = bytes.fromhex(services.vault.open_salt(row.salt, **place))
+            row.identifier_rule = row.log_index = None
+            if row.no_data is not None:
+                row.salt = bytes.fromhex(salt)
+                row.no_data = _first_format(services, where.rpartition("/")[2], salt, raw)
+    before = get(ready, f"{where}/receipts")["items"]
+    plain = database_bytes(services)
+    assert bytes.fromhex(salt) in plain
+    assert encrypt_stored_salts(services.database, services.vault) == 4
+    assert encrypt_stored_salts(services.database, services.vault) == 0
+    left = database_bytes(services)
+    assert bytes.fromhex(salt) not in left
+    assert before[3]["receipt"]["payload"].encode() in plain
+    assert before[3]["receipt"]["payload"].encode() not in left
+    assert get(ready, f"{where}/receipts")["items"] == before
+    assert [item["receipt"].get("format") for item in before] == ["urn:lethe:receipt:v1"] * 3 + [None]
+    assert all("identifier_rule" not in item["receipt"] for item in before)
+    auditor = Auditor(ready, get(ready, where)["tasks"][0]["certificate_id"], tmp_path)
+    for item, subject in zip(before, ["s1", "s2", "s3", raw], strict=True):
+        assert auditor.verifies(item, subject)
+    assert not auditor.verifies(before[3], "Zo\u00eb")
+
+
+def _first_format(services: Services, request_id: str, salt: str, subject: str) -> bytes:
+    with services.database.reading() as session:
+        model = session.scalars(select(Model)).one()
+    statement = NoDataHeldV1(
+        request_id=request_id,
+        model=model.name,
+        model_id=str(model.id),
+        salt=salt,
+        commitment=subject_digest(salt=salt, subject_id=subject),
+        log_size=1,
+        issued_at=now(),
+    )
+    return sign(statement.to_bytes(), load_signer(services.settings), NO_DATA_PAYLOAD).raw

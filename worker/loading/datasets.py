@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from app.storage import CHUNK, Storage, StorageError, Stored
+from worker.loading import identifiers
 
 SUBJECT, LABEL, FEATURES = "subject_id", "label", "features"
 BATCH_ROWS, BATCH_BYTES = 8192, 64 << 20  # whichever is less: a row can be wide
@@ -118,14 +119,27 @@ def check_bytes(storage: Storage, path: str, sha256: str) -> None:
 
 
 def holders(storage: Storage, path: str, subjects: Collection[str]) -> set[str]:
-    """Which of `subjects` have rows in this part; reads one column only."""
-    wanted = pa.array(sorted(subjects), pa.string())
+    """Return which of `subjects` have rows in this part, in whatever Unicode form; reads one column only."""
+    if not has_subjects(storage, path):
+        return set()
+    given = sorted(subjects)
+    wanted = identifiers.normalised(pa.array(given, pa.string()))
     found: set[str] = set()
+    for batch in batches(storage, path, [SUBJECT]):
+        column = identifiers.normalised(batch.column(SUBJECT))
+        found.update(column.filter(pc.is_in(column, value_set=wanted)).to_pylist())
+    return {name for name, form in zip(given, wanted.to_pylist(), strict=True) if form in found}
+
+
+def near_matches(storage: Storage, path: str, folds: Collection[str]) -> dict[str, set[str]]:
+    """Return the identifiers in this part, in normal form C, that have one of these folded forms, by it."""
+    found: dict[str, set[str]] = {}
     if not has_subjects(storage, path):
         return found
     for batch in batches(storage, path, [SUBJECT]):
-        column = batch.column(SUBJECT).cast(pa.string())
-        found.update(column.filter(pc.is_in(column, value_set=wanted)).to_pylist())
+        for subject in pc.unique(identifiers.normalised(batch.column(SUBJECT)).drop_null()).to_pylist():
+            if (fold := identifiers.folded(subject)) in folds:
+                found.setdefault(fold, set()).add(subject)
     return found
 
 
@@ -143,7 +157,7 @@ def rewrite_without(
     Built anew from plain values of the three columns: another column, a dictionary that lists every value
     there ever was, or metadata could carry the erased along.
     """
-    wanted = pa.array(sorted(subjects), pa.string())
+    wanted = identifiers.wanted(subjects)
     local = scratch / "rewritten.parquet"
     try:
         with storage.open(path) as file:
@@ -151,7 +165,7 @@ def rewrite_without(
             plain = _plain_schema(source.schema_arrow)
             with pq.ParquetWriter(local, plain, compression="zstd") as writer:
                 for batch in _batches(source, plain.names):
-                    keep = pc.invert(pc.is_in(batch.column(SUBJECT).cast(pa.string()), value_set=wanted))
+                    keep = pc.invert(identifiers.belonging(batch.column(SUBJECT), wanted))
                     kept = batch.filter(keep)
                     columns = [kept.column(field.name).cast(field.type) for field in plain]
                     writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=plain))
@@ -187,12 +201,12 @@ def class_counts(
     storage: Storage, path: str, subjects: Collection[str] | None = None, *, classes: bool = True
 ) -> Counter[str]:
     """Rows per label, of everyone or of `subjects`; without `classes` their number alone."""
-    wanted = None if subjects is None else pa.array(sorted(subjects), pa.string())
+    wanted = None if subjects is None else identifiers.wanted(subjects)
     counts: Counter[str] = Counter()
     for batch in batches(storage, path, [SUBJECT, LABEL]):
         labels = batch.column(LABEL)
         if wanted is not None:
-            labels = labels.filter(pc.is_in(batch.column(SUBJECT).cast(pa.string()), value_set=wanted))
+            labels = labels.filter(identifiers.belonging(batch.column(SUBJECT), wanted))
         if not classes:
             counts[ALL_ROWS] += len(labels)
             continue
@@ -218,13 +232,12 @@ def memory_map(
     span = range(sum(row_count(storage, path) for path in paths)) if span is None else span
     if subjects is None:
         _require_room(len(span) * row_bytes(width), scratch)
-    wanted = None if subjects is None else pa.array(sorted(subjects), pa.string())
+    wanted = None if subjects is None else identifiers.wanted(subjects)
     columns = [LABEL, FEATURES] if wanted is None else [SUBJECT, LABEL, FEATURES]
     with (scratch / "features.bin").open("wb") as features, (scratch / "labels.bin").open("wb") as labels:
         for batch in _at(storage, paths, columns, span):
             if wanted is not None:
-                own = pc.is_in(batch.column(SUBJECT).cast(pa.string()), value_set=wanted)
-                batch = batch.filter(own)
+                batch = batch.filter(identifiers.belonging(batch.column(SUBJECT), wanted))
             values = _dense(batch, width)
             rows += len(values)
             values.astype(dtype, copy=False).tofile(features)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from app.storage import Storage
 from worker.loading import datasets
 from worker.loading.datasets import FEATURES, LABEL, SUBJECT
+from worker.loading.identifiers import normalised
 
 # Means and variances within these of 0 and 1 look like constants computed from the very data.
 STANDARDISED_MEAN, STANDARDISED_VARIANCE = 0.05, 0.1
@@ -41,7 +42,7 @@ class Distinct:
     def add(self, subjects: pa.Array) -> None:
         self._new += (
             hashlib.blake2b(subject.encode(), digest_size=8).digest()
-            for subject in pc.unique(subjects).to_pylist()
+            for subject in pc.unique(normalised(subjects)).to_pylist()
         )
         if len(self._new) > max(len(self._merged), 1 << 16):  # so that sorting stays O(n log n) in all
             self._merge()

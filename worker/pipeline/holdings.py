@@ -13,6 +13,7 @@ from app.db.states import ModelState
 from app.db.tables import DatasetImport, DatasetPart, ModelFile, Suppression, Upload
 from app.storage import Stored
 from app.vault import Vault
+from certificate.commitment import normalise_identifier
 from worker.loading import datasets, imports
 from worker.loading.imports import ImportFailed
 from worker.pipeline.context import Context
@@ -106,7 +107,10 @@ def suppress(context: Context, session: Session, subjects: list[str]) -> None:
 
 
 def suppressed_in(context: Context, path: str) -> set[str]:
-    """Which subjects of this part are on the model's suppression list."""
+    """Return which subjects of this part are on the model's suppression list, in whatever Unicode form.
+
+    Lists from before identifiers were normalised hold the forms that were sent: both are looked for.
+    """
     with context.services.database.reading() as session:
         listed = set(
             session.scalars(select(Suppression.subject_hash).where(Suppression.model_id == context.model.id))
@@ -117,7 +121,7 @@ def suppressed_in(context: Context, path: str) -> set[str]:
     return {
         subject
         for subject in datasets.subjects(context.services.storage, path)
-        if _hash(vault, model_id, subject) in listed
+        if {_hash(vault, model_id, normalise_identifier(subject)), _hash(vault, model_id, subject)} & listed
     }
 
 

@@ -62,4 +62,4 @@ def _record(session: Session, subjects: Places, found: set[str]) -> None:
             row = session.get_one(TaskSubject, (task_id, ordinal))
             if row.outcome == SubjectOutcome.NOT_IN_TRAINING_SET:
                 row.outcome = SubjectOutcome.ERASED_OUTSIDE_TRAINING
-                row.salt = row.commitment = row.no_data = None
+                row.salt = row.commitment = row.no_data = row.log_index = None

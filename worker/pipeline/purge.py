@@ -103,7 +103,8 @@ def _forget_identifiers(context: Context, searched: frozenset[str]) -> bool:
         if subjects and context.manifest.policy.suppression_list:
             suppress(context, session, subjects)
         tasks = select(Task.id).where(Task.batch_id == context.batch.id)
-        session.execute(update(TaskSubject).where(TaskSubject.task_id.in_(tasks)).values(identifier=None))
+        gone = update(TaskSubject).where(TaskSubject.task_id.in_(tasks))
+        session.execute(gone.values(identifier=None, person=None))
     return True
 
 

@@ -11,17 +11,19 @@ from pathlib import Path
 from uuid import UUID
 
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from app.clock import new_id
 from app.db.states import PartRole, SubjectOutcome
 from app.db.tables import DatasetPart, Task, TaskSubject
 from app.storage import Storage, StorageError, Stored
 from app.vault import row_of
-from certificate.commitment import SubjectCommitment, commit_subject
+from certificate.commitment import SubjectCommitment, commit_subject, normalise_identifier
 from certificate.predicate import SMALLEST_DESCRIBED_SET
 from worker.evaluation import shift
 from worker.loading import datasets
 from worker.loading.families import family_of
+from worker.loading.identifiers import folded
 from worker.pipeline.context import Context
 
 
@@ -47,7 +49,7 @@ class Swap:
 class Resolved:
     requests: int
     people: int
-    """Distinct identifiers with rows in the training data."""
+    """Distinct identifiers with training rows, however many requests name them."""
     records: int
     kept: tuple[str, ...]
     """Paths of R, in order: untouched parts and rewritten ones; the holdout is not among them."""
@@ -58,7 +60,7 @@ class Resolved:
 
     @property
     def is_a_crowd(self) -> bool:
-        """Whether the set is large enough that its classes say nothing of one person."""
+        """Whether the set has so many people that its classes say nothing of one of them."""
         has_classes = set(self.shift.original) != {datasets.ALL_ROWS}
         return has_classes and self.people >= SMALLEST_DESCRIBED_SET
 
@@ -120,6 +122,7 @@ class Sorting:
 
 
 def resolve(context: Context, scratch: Path) -> Resolved:
+    """Find the rows of the batch's subjects, and write every part that holds some anew, without them."""
     subjects, requests = subjects_of(context)
     original: Counter[str] = Counter()
     erased: Counter[str] = Counter()
@@ -139,6 +142,8 @@ def resolve(context: Context, scratch: Path) -> Resolved:
         held |= found
         left = sorting.without(part, found) if found else (part.path, part.sha256)
         kept += [left] if left else []
+    parts = [part.path for part in context.holdings() if part.id not in sorting.emptied]
+    near = _near_matches(context, parts, subjects.keys() - held - seen, held | seen)
     return Resolved(
         requests=requests,
         people=len(held),
@@ -147,7 +152,7 @@ def resolve(context: Context, scratch: Path) -> Resolved:
         digests=tuple(digest for _, digest in kept),
         swap=Swap(tuple(sorting.rewritten), tuple(sorting.emptied)),
         shift=shift.measure(original, erased),
-        commitments=_record_outcomes(context, subjects, held, seen),
+        commitments=_record_outcomes(context, subjects, held, seen, near),
     )
 
 
@@ -159,7 +164,8 @@ def has_classes(context: Context) -> bool:
 
 
 def subjects_of(context: Context) -> tuple[Places, int]:
-    """Each identifier with the (task, ordinal, erasure) rows that ask for it, and the number of requests."""
+    """Return each person's identifier with the (task, ordinal, erasure) rows that ask for it, and the
+    number of requests. Two forms of one identifier are one person."""
     assert context.batch is not None
     with context.services.database.reading() as session:
         rows = session.execute(
@@ -171,30 +177,64 @@ def subjects_of(context: Context) -> tuple[Places, int]:
     places: Places = {}
     for row, erasure_id in rows:
         if row.identifier is not None:
-            identifier = context.services.vault.decrypt(row.identifier, row=row_of(erasure_id, row.ordinal))
+            sent = context.services.vault.decrypt(row.identifier, row=row_of(erasure_id, row.ordinal))
+            identifier = normalise_identifier(sent)  # it was at intake, unless it waited for an upgrade
             places.setdefault(identifier, []).append((row.task_id, row.ordinal, erasure_id))
     return places, len({row.task_id for row, _ in rows})
 
 
+Near = dict[str, set[str]]
+"""For an identifier that was not found: the identifiers of others that nearly are it."""
+
+
+def _near_matches(
+    context: Context, parts: Collection[str], missing: Collection[str], erased: Collection[str]
+) -> Near:
+    """Look for people who stay in the data under nearly the identifier of someone who was not found."""
+    folds: dict[str, list[str]] = {}
+    for identifier in missing:
+        folds.setdefault(folded(identifier), []).append(identifier)
+    near: Near = {}
+    for path in parts if folds else ():
+        found = datasets.near_matches(context.services.storage, path, folds.keys())
+        for fold, others in found.items():
+            for identifier in folds[fold]:
+                near.setdefault(identifier, set()).update(others.difference(erased))
+    return near
+
+
 def _record_outcomes(
-    context: Context, subjects: Places, held: set[str], seen: set[str]
+    context: Context, subjects: Places, held: set[str], seen: set[str], near: Near
 ) -> tuple[SubjectCommitment, ...]:
-    """Outcome, salt and commitment of every subject; a later attempt replaces what an earlier one wrote."""
+    """Write outcome, salt and commitment of every subject, over what an earlier attempt wrote."""
     commitments: list[SubjectCommitment] = []
+    vault = context.services.vault
     with context.writing() as session:
+        _record_near_matches(session, subjects, near)
         for identifier, places in subjects.items():
             outcome = _outcome(identifier, held, seen)
             for task_id, ordinal, erasure_id in places:
                 entry = commit_subject(request_id=str(erasure_id), subject_id=identifier)
                 row = session.get_one(TaskSubject, (task_id, ordinal))
-                row.outcome = outcome
-                row.salt, row.commitment = bytes.fromhex(entry.salt), bytes.fromhex(entry.commitment)
+                row.outcome, row.identifier_rule = outcome, entry.identifier_rule
+                row.salt = vault.seal_salt(entry.salt, task_id=task_id, ordinal=ordinal)
+                row.commitment = bytes.fromhex(entry.commitment)
                 row.leaf = entry.leaf() if outcome == SubjectOutcome.ERASED else None
                 if outcome == SubjectOutcome.ERASED:
                     commitments.append(entry)
                 elif outcome == SubjectOutcome.ERASED_OUTSIDE_TRAINING:
                     row.salt = row.commitment = None  # there will be no receipt
     return tuple(commitments)
+
+
+def _record_near_matches(session: Session, subjects: Places, near: Near) -> None:
+    """Write for each task how many people its requester may have meant: a number, and nobody's identifier."""
+    others: dict[UUID, set[str]] = {}
+    for identifier, places in subjects.items():
+        for task_id, _, _ in places:
+            others.setdefault(task_id, set()).update(near.get(identifier, ()))
+    for task_id, people in others.items():
+        session.get_one(Task, task_id).near_matches = len(people)
 
 
 def _outcome(identifier: str, held: set[str], seen: set[str]) -> SubjectOutcome:

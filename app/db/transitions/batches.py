@@ -4,30 +4,45 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from app.clock import new_id
 from app.db import receipts, refusals, webhooks
 from app.db.policy import Policy
 from app.db.states import OPEN_BATCH, BatchState, Decision, HeldReason, JobKind, JobState, TaskState
-from app.db.tables import Batch, BatchEvent, HeldDraw, Job, Model, Task
+from app.db.tables import Batch, BatchEvent, HeldDraw, Job, Model, Task, TaskSubject
 from app.db.transitions.jobs import create_job
 
 
 def waiting_requests(session: Session, model_id: UUID) -> tuple[int, datetime | None, datetime | None]:
-    """Return how many people wait at most, since when the first request waits, and the next deadline."""
+    """Return how many people the waiting requests name at most, since when they wait, and the next deadline.
+
+    Someone in two requests is counted twice here, so that no row of a person is read: `waiting_subjects`
+    counts people, and is never more.
+    """
     row = session.execute(
         select(
             func.coalesce(func.sum(Task.subjects), 0), func.min(Task.created_at), func.min(Task.due_at)
-        ).where(Task.model_id == model_id, Task.batch_id.is_(None), Task.state == TaskState.RECEIVED)
+        ).where(*_waits(model_id))
     ).one()
     return int(row[0]), row[1], row[2]
 
 
 def waiting_subjects(session: Session, model_id: UUID) -> int:
-    """Count the people whose erasure from this model waits for a batch."""
-    return waiting_requests(session, model_id)[0]
+    """Count the people whose erasure from this model waits for a batch. Reads one row for each of them."""
+    return _people(session, *_waits(model_id))
+
+
+def _waits(model_id: UUID) -> tuple[ColumnElement[bool], ...]:
+    return Task.model_id == model_id, Task.batch_id.is_(None), Task.state == TaskState.RECEIVED
+
+
+def _people(session: Session, *which: ColumnElement[bool]) -> int:
+    """Count distinct people of some tasks. A row from before there was a hash counts as a person."""
+    person = func.coalesce(TaskSubject.person, TaskSubject.identifier)
+    query = select(func.count(person.distinct())).join(Task, Task.id == TaskSubject.task_id).where(*which)
+    return session.scalar(query) or 0
 
 
 def has_open_batch(session: Session, model_id: UUID) -> bool:
@@ -41,15 +56,15 @@ def seal(session: Session, model: Model, *, because: str, now: datetime) -> Batc
         return None
     job = create_job(session, JobKind.UNLEARN, model.id, now)
     batch = _new_batch(session, model, job, because=because, now=now)
-    taken = session.execute(
+    taken = session.scalars(
         update(Task)
-        .where(Task.model_id == model.id, Task.batch_id.is_(None), Task.state == TaskState.RECEIVED)
+        .where(*_waits(model.id))
         .values(batch_id=batch.id, state=TaskState.BATCHED)
-        .returning(Task.subjects)
-    ).scalars()
-    batch.subjects = sum(taken)
+        .returning(Task.id)
+    ).all()
+    batch.subjects = _people(session, Task.batch_id == batch.id)
     model.flush_requested = False
-    if not batch.subjects:
+    if not taken:
         session.delete(batch)
         session.flush()
         session.delete(job)

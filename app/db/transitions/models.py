@@ -50,9 +50,9 @@ def complete_unreached(session: Session, model: Model, now: datetime) -> None:
     waiting = select(Task.id).where(Task.model_id == model.id, Task.state == TaskState.RECEIVED)
     subjects = update(TaskSubject).where(TaskSubject.task_id.in_(waiting))
     session.execute(
-        subjects.values(outcome=SubjectOutcome.NOT_IN_TRAINING_SET, identifier=None).execution_options(
-            synchronize_session=False
-        )
+        subjects.values(
+            outcome=SubjectOutcome.NOT_IN_TRAINING_SET, identifier=None, person=None
+        ).execution_options(synchronize_session=False)
     )
     session.execute(
         update(Task)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.clock import new_id
 from app.vault import KeyProblem, Vault, create, load, write_private
 
 KEY = bytes(range(32))
@@ -58,3 +59,27 @@ def test_a_missing_or_malformed_key_is_one_line(tmp_path: Path, content: bytes |
     with pytest.raises(KeyProblem, match="deployment key") as problem:
         load(path)
     assert "\n" not in str(problem.value)
+
+
+def test_a_salt_and_a_statement_open_in_their_own_row_and_as_what_they_are() -> None:
+    vault, task, other = Vault(KEY), new_id(), new_id()
+    salt, statement = "5a" * 16, b'{"payload":"e30=","payloadType":"x","signatures":[]}'
+    sealed = vault.seal_salt(salt, task_id=task, ordinal=3)
+    assert vault.open_salt(sealed, task_id=task, ordinal=3) == salt
+    signed = vault.seal_statement(statement, task_id=task, ordinal=3)
+    assert vault.open_statement(signed, task_id=task, ordinal=3) == statement
+    assert bytes.fromhex(salt) not in sealed
+    for place in ({"task_id": task, "ordinal": 4}, {"task_id": other, "ordinal": 3}):
+        with pytest.raises(ValueError, match="does not open"):
+            vault.open_salt(sealed, **place)
+        with pytest.raises(ValueError, match="does not open"):
+            vault.open_statement(signed, **place)
+    with pytest.raises(ValueError, match="does not open"):
+        vault.open_statement(sealed, task_id=task, ordinal=3)
+
+
+def test_what_was_stored_in_the_clear_before_is_still_read() -> None:
+    vault, place = Vault(KEY), {"task_id": new_id(), "ordinal": 0}
+    assert vault.open_salt(bytes(16), **place) == "00" * 16
+    plain = b'{"payload":"e30=","payloadType":"x","signatures":[]}'
+    assert vault.open_statement(plain, **place) == plain

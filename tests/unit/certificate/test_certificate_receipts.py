@@ -12,13 +12,15 @@ from certificate_reports import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from certificate.commitment import commit_subject, deletion_root
+from certificate.commitment import SubjectCommitment, commit_subject, deletion_root, subject_digest
+from certificate.envelope import Envelope, sign
 from certificate.errors import ReceiptInvalid, UnusableInput
 from certificate.keys import KeySet, PublicKey, SigningKey
 from certificate.receipt import (
+    NO_DATA_PAYLOAD,
+    NoDataHeldV1,
     Receipt,
     is_no_data_held,
-    issue_no_data_held,
     issue_receipts,
     verify_no_data_held,
     verify_receipt,
@@ -28,15 +30,24 @@ from certificate.verify import verify
 ISSUER = Issuer()
 ISSUED = ISSUER.issue()
 DIGEST, SET = ISSUED.envelope.digest, ISSUED.statement.predicate.deletion_set
-NO_DATA = issue_no_data_held(
-    request_id="r-1",
-    subject_id="nobody@example.org",
-    model=ISSUER.model,
-    model_id=ISSUER.model_id,
-    log_size=4,
-    issued_at=datetime(2025, 1, 1, tzinfo=UTC),
-    signer=ISSUER.key,
-)
+SALT = "5a" * 16
+
+
+def no_data_of_the_first_format(subject: str) -> Envelope:
+    statement = NoDataHeldV1(
+        request_id="r-1",
+        model=ISSUER.model,
+        model_id=ISSUER.model_id,
+        salt=SALT,
+        commitment=subject_digest(salt=SALT, subject_id=subject),
+        log_size=4,
+        issued_at=datetime(2025, 1, 1, tzinfo=UTC),
+    )
+    return sign(statement.to_bytes(), ISSUER.key, NO_DATA_PAYLOAD)
+
+
+NO_DATA = no_data_of_the_first_format("nobody@example.org")
+COMPOSED, DECOMPOSED = "Zo\u00eb", "Zoe\u0308"
 
 
 def test_every_subject_of_the_batch_holds_a_receipt_that_leads_to_the_certificate():
@@ -92,9 +103,42 @@ def test_request_and_subject_cannot_be_shifted_into_each_other():
     assert one.leaf() != two.leaf()
 
 
+def test_a_receipt_states_its_rule_and_opens_in_any_normal_form():
+    entry = commit_subject(request_id="r", subject_id=DECOMPOSED)
+    assert entry.commitment == subject_digest(salt=entry.salt, subject_id=COMPOSED)
+    (receipt,) = issue_receipts([entry], certificate_digest=DIGEST)
+    assert (receipt.format, receipt.identifier_rule) == ("urn:lethe:receipt:v2", "nfc-exact-v1")
+    alone = SET.model_copy(update={"subjects": 1, "root": deletion_root([entry])})
+    for subject in (COMPOSED, DECOMPOSED):
+        verify_receipt(receipt, certificate_digest=DIGEST, deletion_set=alone, subject_id=subject)
+    for other in ("zo\u00eb", "Zo\u00eb ", "Zoe"):
+        with pytest.raises(ReceiptInvalid, match="not about this subject"):
+            verify_receipt(receipt, certificate_digest=DIGEST, deletion_set=alone, subject_id=other)
+
+
+def test_a_receipt_of_the_first_format_opens_with_the_identifier_as_it_was_sent():
+    entry = SubjectCommitment("r", SALT, subject_digest(salt=SALT, subject_id=DECOMPOSED), None)
+    (receipt,) = issue_receipts([entry], certificate_digest=DIGEST)
+    assert b"identifier_rule" not in receipt.to_bytes()
+    read = Receipt.read(receipt.to_bytes(), "receipt")
+    assert (read, read.format) == (receipt, "urn:lethe:receipt:v1")
+    alone = SET.model_copy(update={"subjects": 1, "root": deletion_root([entry])})
+    verify_receipt(read, certificate_digest=DIGEST, deletion_set=alone, subject_id=DECOMPOSED)
+    with pytest.raises(ReceiptInvalid, match="not about this subject"):
+        verify_receipt(read, certificate_digest=DIGEST, deletion_set=alone, subject_id=COMPOSED)
+
+
+@pytest.mark.parametrize("change", [{"format": "urn:lethe:receipt:v1"}, {"identifier_rule": None}])
+def test_a_receipt_without_its_formats_rule_is_refused(change):
+    document = json.dumps(ISSUED.receipts[0].document() | change)
+    with pytest.raises(UnusableInput, match="identifier rule"):
+        Receipt.read(document.encode(), "receipt")
+
+
 def test_no_data_held_is_signed_and_opens_with_the_identifier():
     assert is_no_data_held(NO_DATA.raw)
     held = verify_no_data_held(NO_DATA.raw, ISSUER.keys, subject_id="nobody@example.org")
+    assert isinstance(held, NoDataHeldV1)
     assert (held.request_id, held.model, held.model_id, held.log_size) == (
         "r-1",
         ISSUER.model,
@@ -104,6 +148,13 @@ def test_no_data_held_is_signed_and_opens_with_the_identifier():
     with pytest.raises(ReceiptInvalid, match="not about this subject"):
         verify_no_data_held(NO_DATA.raw, ISSUER.keys, subject_id="other")
     assert b"nobody" not in NO_DATA.payload
+
+
+def test_no_data_held_of_the_first_format_is_about_the_identifier_as_it_was_sent():
+    signed = no_data_of_the_first_format(DECOMPOSED).raw
+    assert verify_no_data_held(signed, ISSUER.keys, subject_id=DECOMPOSED)
+    with pytest.raises(ReceiptInvalid, match="not about this subject"):
+        verify_no_data_held(signed, ISSUER.keys, subject_id=COMPOSED)
 
 
 def test_no_data_held_needs_a_key_of_its_time():
