@@ -15,7 +15,7 @@ from app.db.states import HeldReason
 from app.db.tables import Batch, DatasetPart, Job, Model
 from app.dispatcher import Dispatcher
 from tests.integration.harness import MANIFEST, dataset, key_for
-from tests.integration.model_api import Api, Headers, work
+from tests.integration.model_api import Api, Headers, newest_statement, work
 
 IMPOSSIBLE = 1e-14
 FAILING: dict[str, Any] = {"target_distance": IMPOSSIBLE, "fallback": "fail"}
@@ -197,3 +197,31 @@ def test_another_tenant_is_not_concerned(api: Api, services: Services, gateway: 
     register(api, services, policy=MANIFEST["policy"] | FAILING)
     stranger = Api(gateway, key_for(services, "strangers", Scope.ADMIN))
     assert register(stranger, services, "theirs")["assurance"] == "proved"
+
+
+def test_the_certificate_says_that_the_policy_was_changed_after_a_refusal(
+    api: Api, services: Services
+) -> None:
+    """The changed release says so; the next one, of other people under the same policy, does not."""
+    batch_id = hold_a_batch(api, services)
+    api.call("PATCH", "/toy", json={"policy": {"target_distance": 1e-3}})
+    answer = api.gateway.post(f"/v1/batches/{batch_id}/retry", headers=api.headers)
+    assert answer.status_code == 202, answer.text
+    work(services)
+    said = newest_statement(services).predicate
+    assert (said.version, said.guarantee.assurance, said.noise.data_independent) == (1, "conditional", False)
+    assert "choices-after-refusal" in said.guarantee.assumptions
+    api.erase("s3", "s4")
+    work(services)
+    said = newest_statement(services).predicate
+    assert (said.version, said.guarantee.assurance, said.noise.data_independent) == (2, "proved", True)
+    assert "choices-after-refusal" not in said.guarantee.assumptions
+
+
+def test_a_retry_under_the_same_choices_is_as_good_as_the_first_try(api: Api, services: Services) -> None:
+    batch_id = hold_a_batch(api, services)
+    api.call("PATCH", "/toy", json={"policy": {"fallback": "retrain", "method": "retrain"}})
+    api.gateway.post(f"/v1/batches/{batch_id}/retry", headers=api.headers)
+    work(services)
+    assert [attempt.choices[2] for attempt in attempts(services)][0] == IMPOSSIBLE
+    assert not changed(services)
