@@ -9,6 +9,7 @@ from rq import Queue
 from app import queueing
 from app.access.cache import CallerCache
 from app.db.deployment import open_vault
+from app.db.refusals import KEYED_HASH
 from app.db.session import Database
 from app.embedded import redis_url
 from app.settings import Settings
@@ -26,7 +27,9 @@ class Services:
     @cached_property
     def database(self) -> Database:
         self.settings.data_dir.mkdir(parents=True, exist_ok=True)
-        return Database(self.settings.database)
+        database = Database(self.settings.database)
+        database.info[KEYED_HASH] = lambda text, *, purpose: self.vault.keyed_hash(text, purpose=purpose)
+        return database
 
     @cached_property
     def redis(self) -> Redis:

@@ -243,14 +243,23 @@ def _due(session: Session, model: Model, moment: datetime) -> str | None:
         return None
     if model.flush_requested:
         return "flush"
-    enough = policy.batch_subjects
-    if most >= enough and transitions.waiting_subjects(session, model.id) >= enough:
-        return "count"
-    if moment - oldest >= timedelta(seconds=policy.batch_age_seconds):
-        return "age"
-    if deadline - moment <= DEADLINE_MARGIN:
+    company = _company(session, model, policy, most, old_enough=_is_old(policy, oldest, moment))
+    if company is None and deadline - moment <= DEADLINE_MARGIN:  # however few they are
         return "deadline"
-    return None
+    return company
+
+
+def _is_old(policy: Policy, oldest: datetime, moment: datetime) -> bool:
+    return moment - oldest >= timedelta(seconds=policy.batch_age_seconds)
+
+
+def _company(session: Session, model: Model, policy: Policy, most: int, *, old_enough: bool) -> str | None:
+    """Whether enough people wait; they are counted only where that can decide, for it reads a row of each."""
+    enough = policy.smallest_batch if old_enough else policy.batch_subjects
+    people = transitions.waiting_subjects(session, model.id) if most >= enough else 0
+    if people >= policy.batch_subjects:
+        return "count"
+    return "age" if old_enough and people >= policy.smallest_batch else None
 
 
 def run(settings: Settings) -> None:

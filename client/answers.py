@@ -18,6 +18,7 @@ class Policy(Shown):
     lifetime_epsilon: float
     batch_subjects: int
     batch_age_seconds: float
+    min_batch_subjects: int | None = None
     method: str
     fallback: str
 
@@ -41,6 +42,8 @@ class Model(Shown):
     report: dict[str, Any] | None
     waiting_subjects: int
     created_at: datetime
+    assurance: str | None = None
+    assurance_notes: tuple[str, ...] = ()
 
 
 class Holding(Shown):
@@ -141,6 +144,7 @@ class Batch(Shown):
     certificate_id: UUID | None
     sealed_at: datetime
     completed_at: datetime | None
+    warnings: tuple[str, ...] = ()
 
     @property
     def ended(self) -> bool:

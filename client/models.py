@@ -111,9 +111,9 @@ class Models(Noun[D]):
         return self._post(at("models", name, "append"), Appending)
 
     @operation
-    def flush(self, name: str) -> Flow[Flushed]:
-        """Seal what waits now."""
-        return self._post(at("models", name, "flush"), Flushed)
+    def flush(self, name: str, *, force: bool = False) -> Flow[Flushed]:
+        """Seal what waits now; with fewer people than the policy's `min_batch_subjects` only by `force`."""
+        return self._post(at("models", name, "flush"), Flushed, **({"force": "true"} if force else {}))
 
     @operation
     def ledger(self, name: str) -> Flow[Ledger]:

@@ -41,8 +41,8 @@ class Noun(Resource[D]):
     def _get(self, path: str, kind: type[T], **params: Any) -> Flow[T]:
         return self._take(Request("GET", path, params), kind)
 
-    def _post(self, path: str, kind: type[T], json: Any = None) -> Flow[T]:
-        return self._take(Request("POST", path, json=json), kind)
+    def _post(self, path: str, kind: type[T], json: Any = None, **params: Any) -> Flow[T]:
+        return self._take(Request("POST", path, json=json, params=params), kind)
 
     def _bytes(self, path: str) -> Flow[bytes]:
         """The answer byte for byte: what was signed must not be written anew."""

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from app.db import deployment, tables, webhooks  # noqa: F401  (they fill the metadata)
+from app.db import deployment, refusals, tables, webhooks  # noqa: F401  (they fill the metadata)
 from app.db.types import Base
 
 engine = context.config.attributes["engine"]

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Header, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
+from app.access.cache import Caller
 from app.access.guard import CanAdminModels, CanReadModels, ServicesOf
 from app.batches import repository, service
 from app.batches.schemas import BatchShown
@@ -35,7 +36,7 @@ def list_batches(
             Batch.id,
             limit=limit,
             cursor=cursor,
-            show=lambda batch: service.shown(session, batch),
+            show=lambda batch: service.shown(session, batch, caller),
         )
 
 
@@ -43,14 +44,14 @@ def list_batches(
 def get_batch(batch_id: UUID, caller: CanReadModels, services: ServicesOf) -> BatchShown:
     """State, step, progress, attempts, and what came of it."""
     with services.database.reading() as session:
-        return service.shown(session, service.get(session, caller.tenant_id, batch_id))
+        return service.shown(session, service.get(session, caller.tenant_id, batch_id), caller)
 
 
 @router.post("/{batch_id}/retry", status_code=202)
 def retry_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchShown:
     """Try a held or failed batch again, under the model's present policy."""
     with services.database.writing() as session:
-        return service.shown(session, service.retry(session, caller.tenant_id, batch_id))
+        return service.shown(session, service.retry(session, caller.tenant_id, batch_id), caller)
 
 
 @router.post("/{batch_id}/cancel", status_code=202)
@@ -58,24 +59,24 @@ def cancel_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -
     """Stop a batch whose noise is not drawn yet. It is held, and its erasures stay open, until it is retried;
     an append ends as failed, and its parts stay staged. Cancelled twice is cancelled."""
     with services.database.writing() as session:
-        return service.shown(session, service.cancel(session, caller.tenant_id, batch_id))
+        return service.shown(session, service.cancel(session, caller.tenant_id, batch_id), caller)
 
 
 @router.post("/{batch_id}/approve", status_code=202)
 def approve_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchShown:
     """Publish exactly the draw that the quality gate held."""
-    return _decide(services, caller.tenant_id, batch_id, Decision.APPROVE)
+    return _decide(services, caller, batch_id, Decision.APPROVE)
 
 
 @router.post("/{batch_id}/discard", status_code=202)
 def discard_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchShown:
     """Destroy the draw that is held; it counts as a release, by a signed statement. Then retry."""
-    return _decide(services, caller.tenant_id, batch_id, Decision.DISCARD)
+    return _decide(services, caller, batch_id, Decision.DISCARD)
 
 
-def _decide(services: Services, tenant_id: UUID, batch_id: UUID, decision: Decision) -> BatchShown:
+def _decide(services: Services, caller: Caller, batch_id: UUID, decision: Decision) -> BatchShown:
     with services.database.writing() as session:
-        return service.shown(session, service.decide(session, tenant_id, batch_id, decision))
+        return service.shown(session, service.decide(session, caller.tenant_id, batch_id, decision), caller)
 
 
 @router.get(

@@ -4,13 +4,18 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
+from app.access.cache import Caller
+from app.access.scopes import Scope
 from app.batches import repository
 from app.batches.schemas import BatchShown
 from app.clock import now
-from app.db import transitions
+from app.db import refusals, transitions
+from app.db.manifest import Manifest
+from app.db.policy import Policy
 from app.db.states import BatchState, Decision, HeldReason, JobState
 from app.db.tables import Batch, Job, Model
 from app.errors import Conflict, NotFound
+from certificate.predicate import SMALLEST_DESCRIBED_SET
 
 CANCELLABLE = (BatchState.SEALED, BatchState.QUEUED, BatchState.RUNNING)
 ENDED = (BatchState.COMPLETED, BatchState.FAILED)
@@ -44,6 +49,12 @@ def retry(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch:
     model = session.get_one(Model, batch.model_id)
     transitions.retry(session, batch, dict(model.manifest["policy"]), now())
     return batch
+
+
+def retry_changes_choices(session: Session, batch_id: UUID) -> bool:
+    """Return whether a retry now would be stated on the certificate as a change after a refusal."""
+    model = session.get_one(Model, session.get_one(Batch, batch_id).model_id)
+    return refusals.changed_after_refusal(session, model, Manifest.model_validate(model.manifest))
 
 
 def cancel(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch:
@@ -86,8 +97,22 @@ def waiting_for(batch: Batch, job: Job) -> str | None:
     return None
 
 
-def shown(session: Session, batch: Batch) -> BatchShown:
+def warnings(batch: Batch) -> list[str]:
+    """Return what the model's team should know about the batch, as sentences."""
+    smallest = Policy.model_validate(batch.policy).smallest_batch
+    if batch.sealed_because == "append" or batch.subjects >= smallest:
+        return []
+    people = "1 person" if batch.subjects == 1 else f"{batch.subjects} people"
+    return [
+        f"Sealed with {people}, fewer than the policy's {smallest}: whoever compares the versions before and "
+        "after it can nearly reconstruct the erased rows."
+    ]
+
+
+def shown(session: Session, batch: Batch, caller: Caller) -> BatchShown:
+    """Return the batch as this caller may see it: figures about who was erased are the team's alone."""
     model, job, version = repository.surroundings(session, batch)
+    team = caller.may(Scope.MODELS_ADMIN)
     return BatchShown(
         id=batch.id,
         model=model.name,
@@ -95,13 +120,14 @@ def shown(session: Session, batch: Batch) -> BatchShown:
         sealed_because=batch.sealed_because,
         step=batch.step,
         subjects=batch.subjects,
-        records=batch.records,
+        records=batch.records if team or batch.subjects >= SMALLEST_DESCRIBED_SET else None,
         attempt=job.attempt,
         waiting_for=waiting_for(batch, job),
-        shift=batch.shift,
+        shift=batch.shift if team else None,
         progress=batch.progress,
         held_reason=HeldReason(batch.held_reason) if batch.held_reason else None,
         error=batch.error or job.error,
+        warnings=warnings(batch),
         version=version.number if version else None,
         certificate_id=version.certificate_id if version else None,
         sealed_at=batch.sealed_at,

@@ -1,16 +1,18 @@
 """What a model is and what its owner wants: the JSON kept in `models.manifest`."""
 
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from math import prod
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.db.policy import Policy, Positive
 from certificate import privacy
-from certificate.assurance import ANALYTIC_FAMILIES, CONVEX_FAMILIES
+from certificate.assurance import ANALYTIC_FAMILIES, CONVEX_FAMILIES, lowered
 from certificate.predicate import Assurance, Rule
 from certificate.records import Text
+from certificate.vocabulary import RegistrationWarning
 
 NETWORK_FAMILIES = ("mlp", "allcnn", "resnet18")
 BUILT_IN_FAMILIES = (*sorted(CONVEX_FAMILIES), *NETWORK_FAMILIES)
@@ -41,6 +43,18 @@ class Origins(BaseModel):
         description="Where the uploaded anchor comes from; `zero` when there is none.",
         examples=["fitted on a public dataset"],
     )
+    standardisation: Literal["none", "public data"] | None = Field(
+        None,
+        description="Where the means and variances come from by which features were centred and scaled: "
+        "`public data` says that none of these rows had a part in them.",
+        examples=["public data"],
+    )
+
+    @property
+    def declared_features(self) -> str:
+        """The declaration about features as a certificate prints it."""
+        said = {"none": "; not standardised", "public data": "; standardised with constants from public data"}
+        return self.features + said.get(self.standardisation or "", "")
 
 
 Size = Annotated[int, Field(ge=1, le=65_536)]
@@ -188,6 +202,54 @@ class Manifest(BaseModel):
     def release_shift(self) -> float:
         """s = Δ/σ of one release by the policy's method, whatever the distance."""
         return 0.0 if self.rule == "retrain" else self.policy.target_distance / self.sigma
+
+
+_LOOK_STANDARDISED = "the features have means near 0 and variances near 1"
+
+
+def unresolved_warnings(
+    manifest: Manifest, report: Mapping[str, Any] | None
+) -> tuple[RegistrationWarning, ...]:
+    """Return what registration noticed about the objective and no declaration of the owner has answered.
+
+    Reports from before there were codes say the same in a sentence.
+    """
+    if report is None or manifest.origins.standardisation == "public data":
+        return ()
+    old = [text for text in report.get("warnings", ()) if str(text).startswith(_LOOK_STANDARDISED)]
+    codes = report.get("warning_codes", ["features-look-standardised"] if old else [])
+    return tuple(code for code in get_args(RegistrationWarning) if code in codes)
+
+
+def expected_assurance(
+    manifest: Manifest, report: Mapping[str, Any] | None, *, changed_after_refusal: bool = False
+) -> Assurance:
+    """Return the tier that the next release by the policy's method can have at most."""
+    return lowered(
+        manifest.assurance,
+        changed_after_refusal=changed_after_refusal,
+        warnings=unresolved_warnings(manifest, report),
+    )
+
+
+def assurance_notes(
+    manifest: Manifest, report: Mapping[str, Any] | None, *, changed_after_refusal: bool = False
+) -> list[str]:
+    """Return why the next release has a lower tier than the method gives, and what would raise it."""
+    notes = []
+    if "features-look-standardised" in unresolved_warnings(manifest, report):
+        notes.append(
+            "The features look standardised by the training rows themselves, which erasing a row would not "
+            "undo. If the constants come from public data, declare origins.standardisation as public data; "
+            "otherwise standardise with public constants and register the model again."
+        )
+    if changed_after_refusal:
+        notes.append(
+            "ε, δ, Δ* or λ was changed after an attempt on the same rows was refused or held, and the next "
+            "certificate says so. Go back to the earlier values, with the method or the fallback retrain "
+            "where they cannot be certified; or choose new ones once the next version is published."
+        )
+    return notes
 
 
 def known_families() -> frozenset[str]:

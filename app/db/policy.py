@@ -9,18 +9,44 @@ from certificate import privacy
 Method = Literal["tr", "retrain", "tr-paper", "guo2020", "zhang2024"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
+# People in the smallest batch, unless the policy says otherwise. Whoever has the versions before and after
+# the erasure of one person can nearly reconstruct that person's row; of ten people's rows only their sum.
+SMALLEST_BATCH = 10
+
 
 class QualityGate(BaseModel):
-    """How much worse the published model may be on the holdout before someone is asked."""
+    """How well the new version must score on the holdout; one that does not is held for a decision.
+
+    `min_f1` and `max_loss` look at the new version and the holdout alone. The other two compare it with the
+    version before, which the erased rows have shaped: the decision then depends on them.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    min_f1: float | None = Field(
+        None, ge=0, le=100, description="Lowest micro-F1 of the new version, in points; classifiers only."
+    )
+    max_loss: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="Highest mean holdout loss of the new version."
+    )
     max_f1_drop: float | None = Field(
-        None, ge=0, le=100, description="In points of micro-F1; classifiers only."
+        None,
+        ge=0,
+        le=100,
+        description="In points of micro-F1; classifiers only. Compares with the version before: prefer "
+        "`min_f1`.",
     )
     max_loss_rise: float | None = Field(
-        None, ge=0, allow_inf_nan=False, description="Of the mean holdout loss."
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Compares with the version before; prefer `max_loss`. Of the mean holdout loss.",
     )
+
+    @property
+    def compares(self) -> bool:
+        """Whether the decision depends on the version before, and so on the erased rows."""
+        return self.max_f1_drop is not None or self.max_loss_rise is not None
 
 
 class PublishedSettings(BaseModel):
@@ -53,6 +79,13 @@ class Policy(BaseModel):
     batch_subjects: int = Field(100, ge=1, le=1_000_000, description="A batch is sealed at so many subjects.")
     batch_age_seconds: float = Field(
         3600.0, ge=0, le=30 * 86400, description="A batch is sealed when its oldest request is so old."
+    )
+    min_batch_subjects: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="No batch with fewer people is sealed, unless a deadline is near or someone insists; "
+        "unset: 10, or `batch_subjects` where that is less.",
     )
     method: Method = Field(
         "tr",
@@ -117,6 +150,21 @@ class Policy(BaseModel):
         if self.lifetime_epsilon < self.epsilon:
             raise ValueError("lifetime_epsilon is smaller than epsilon: not even one release would fit")
         return self
+
+    @model_validator(mode="after")
+    def _full_batches_are_large_enough(self) -> Self:
+        if self.min_batch_subjects is not None and self.min_batch_subjects > self.batch_subjects:
+            raise ValueError(
+                "min_batch_subjects is larger than batch_subjects: a full batch would be too small to seal"
+            )
+        return self
+
+    @property
+    def smallest_batch(self) -> int:
+        """The number of people below which a batch waits for company."""
+        if self.min_batch_subjects is not None:
+            return self.min_batch_subjects
+        return min(SMALLEST_BATCH, self.batch_subjects)
 
     @model_validator(mode="after")
     def _noise_can_be_computed(self) -> Self:

@@ -31,17 +31,19 @@ class Database:
         self.is_sqlite = url.startswith("sqlite")
         self.engine = _sqlite(url) if self.is_sqlite else _postgresql(url)
         self._readers = self.engine.execution_options(**{_READ_ONLY: True})
+        self.info: dict[str, Any] = {}
+        """What every session carries in its `info`."""
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
         """One transaction: committed when the block ends, rolled back when it raises."""
-        with Session(self.engine, expire_on_commit=False) as session, session.begin():
+        with Session(self.engine, expire_on_commit=False, info=self.info) as session, session.begin():
             yield session
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
         """One consistent read; never held across a stream."""
-        with Session(self._readers, expire_on_commit=False) as session:
+        with Session(self._readers, expire_on_commit=False, info=self.info) as session:
             yield session
 
     def check(self) -> None:

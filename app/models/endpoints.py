@@ -1,4 +1,6 @@
-from fastapi import APIRouter, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
 
 from app.access.guard import CanAdminModels, CanReadModels, ServicesOf
 from app.db.tables import Model
@@ -113,7 +115,18 @@ def append_rows(
 
 
 @router.post("/{name}/flush", status_code=202)
-def flush_model(name: ModelName, caller: CanAdminModels, services: ServicesOf) -> Flushed:
-    """Seal what waits now instead of waiting for count, age or deadline."""
+def flush_model(
+    name: ModelName,
+    caller: CanAdminModels,
+    services: ServicesOf,
+    force: Annotated[
+        bool, Query(description="Also with fewer people than the policy's `min_batch_subjects`.")
+    ] = False,
+) -> Flushed:
+    """Seal what waits now instead of waiting for count, age or deadline.
+
+    With fewer people than the policy's `min_batch_subjects` it is refused, unless `force` is true.
+    """
     with services.database.writing() as session:
-        return Flushed(waiting_subjects=service.request_flush(session, caller.tenant_id, name))
+        waiting = service.request_flush(session, caller.tenant_id, name, force=force)
+        return Flushed(waiting_subjects=waiting)

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.db.manifest import Manifest, known_families
 from app.db.states import ModelState, PartRole
+from certificate.predicate import Assurance
 
 NAME = r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$"
 PART = r"^[a-z0-9]{1,32}$"
@@ -71,6 +72,10 @@ class ModelShown(BaseModel):
     reasons: list[str] = Field(description="Why the model was rejected: every reason that was found.")
     report: dict[str, Any] | None = Field(description="What registration measured, and its warnings.")
     waiting_subjects: int
+    assurance: Assurance = Field(description="What the next release by the policy's method can have at most.")
+    assurance_notes: list[str] = Field(
+        description="Why that is less than the method could give, and what to do about it."
+    )
     created_at: datetime
 
 

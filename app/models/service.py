@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 
 from app.bootstrap import Services
 from app.clock import new_id, now
-from app.db import transitions
-from app.db.manifest import Manifest
+from app.db import refusals, transitions
+from app.db.manifest import Manifest, assurance_notes, expected_assurance
 from app.db.states import ModelState, PartRole
 from app.db.tables import Batch, DatasetImport, Model
 from app.errors import Conflict, Forbidden, InvalidRequest, NotFound
@@ -31,7 +31,7 @@ def get(session: Session, tenant_id: UUID, name: str, *, lock: bool = False) -> 
 
 def shown(session: Session, model: Model) -> ModelShown:
     manifest = Manifest.model_validate(model.manifest)
-    waiting = transitions.waiting_subjects(session, model.id)
+    changed = refusals.changed_after_refusal(session, model, manifest)
     return ModelShown(
         id=model.id,
         name=model.name,
@@ -41,7 +41,9 @@ def shown(session: Session, model: Model) -> ModelShown:
         generation=model.generation,
         reasons=model.reasons,
         report=model.report,
-        waiting_subjects=waiting,
+        waiting_subjects=transitions.waiting_subjects(session, model.id),
+        assurance=expected_assurance(manifest, model.report, changed_after_refusal=changed),
+        assurance_notes=assurance_notes(manifest, model.report, changed_after_refusal=changed),
         created_at=model.created_at,
     )
 
@@ -89,8 +91,8 @@ def change(session: Session, tenant_id: UUID, name: str, patch: dict[str, Any]) 
     model = get(session, tenant_id, name, lock=True)
     if model.state not in (*_MENDABLE, ModelState.READY):
         raise Conflict(f"The model is {model.state}; its manifest cannot change now.")
-    if model.state == ModelState.READY and patch.keys() - {"policy"}:
-        raise Conflict("The model is registered: only its policy can change.")
+    if model.state == ModelState.READY and not _may_change_registered(patch):
+        raise Conflict("The model is registered: only its policy and origins.standardisation can change.")
     try:
         manifest = Manifest.model_validate(merged(model.manifest, patch))
         check_family(manifest.family)
@@ -101,6 +103,14 @@ def change(session: Session, tenant_id: UUID, name: str, patch: dict[str, Any]) 
         raise InvalidRequest(str(problem)) from None
     model.manifest = manifest.model_dump(mode="json", by_alias=True)
     return model
+
+
+def _may_change_registered(patch: dict[str, Any]) -> bool:
+    """The data was validated against the rest; a declaration about constants changes nothing there."""
+    origins = patch.get("origins", {})
+    return patch.keys() <= {"policy", "origins"} and (
+        isinstance(origins, dict) and origins.keys() <= {"standardisation"}
+    )
 
 
 def merged(document: Any, patch: Any) -> Any:
@@ -160,9 +170,27 @@ def start_append(session: Session, tenant_id: UUID, name: str) -> Batch:
     return transitions.start_append(session, model, now())
 
 
-def request_flush(session: Session, tenant_id: UUID, name: str) -> int:
-    """Seal what waits now, without regard to count or age."""
+def request_flush(session: Session, tenant_id: UUID, name: str, *, force: bool = False) -> int:
+    """Seal what waits now, without regard to age; fewer people than the policy wants need `force`."""
     model = get(session, tenant_id, name, lock=True)
     waiting = transitions.waiting_subjects(session, model.id)
+    smallest = Manifest.model_validate(model.manifest).policy.smallest_batch
+    if 0 < waiting < smallest and not force:
+        raise Conflict(too_few(waiting, smallest))
     model.flush_requested = waiting > 0
     return waiting
+
+
+def too_few(waiting: int, smallest: int) -> str:
+    """Explain why so few people are not erased at once, and what the caller can do.
+
+    >>> too_few(1, 10).split(":")[0]
+    '1 person waits, and the policy wants at least 10 in a batch'
+    """
+    who = "1 person waits" if waiting == 1 else f"{waiting} people wait"
+    return (
+        f"{who}, and the policy wants at least {smallest} in a batch: whoever compares the versions before "
+        "and after a small erasure can nearly reconstruct the erased rows. The batch is sealed when enough "
+        "people wait or a deadline is near. To seal it now all the same, repeat the request with force=true "
+        "(lethe model flush NAME --anyway)."
+    )

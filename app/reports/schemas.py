@@ -39,7 +39,9 @@ class EvaluationResult(BaseModel):
     delta_f1: DeltaF1 | None
     retraining: str = Field(description="How the retraining ended.")
     seconds: Seconds
-    shift: ShiftShown | None = Field(description="Of the last erasure, where its certificate tells it.")
+    shift: ShiftShown | None = Field(
+        description="Of the last erasure, from its evidence; null for fewer than 20 people."
+    )
 
 
 class TestResult(BaseModel):

@@ -87,13 +87,21 @@ def list_batches(
     request: Request, caller: SeesModels, services: ServicesOf, cursor: UUID | None = None
 ) -> Response:
     query = repository.of_tenant(caller.tenant_id)
-    return listing(request, services, "batches.html", query, Batch.id, cursor=cursor, show=service.shown)
+    return listing(
+        request,
+        services,
+        "batches.html",
+        query,
+        Batch.id,
+        cursor=cursor,
+        show=lambda session, batch: service.shown(session, batch, caller),
+    )
 
 
 @router.get("/{batch_id}")
 def show_batch(request: Request, batch_id: UUID, caller: SeesModels, services: ServicesOf) -> Response:
     with services.database.reading() as session:
-        batch = service.shown(session, service.get(session, caller.tenant_id, batch_id))
+        batch = service.shown(session, service.get(session, caller.tenant_id, batch_id), caller)
         live = live_view(session, batch)
         events = queries.happenings(session, batch_id, EVENTS)
         drawn = queries.holds_draw(session, batch_id)
@@ -126,8 +134,9 @@ def confirm(
 ) -> Response:
     """Asked again before anything happens, on a page of its own: it needs no script."""
     with services.database.reading() as session:
-        batch = service.shown(session, service.get(session, caller.tenant_id, batch_id))
-    return page(request, "confirm.html", batch=batch, action=_known(action))
+        batch = service.shown(session, service.get(session, caller.tenant_id, batch_id), caller)
+        choices_changed = action == RETRY.name and service.retry_changes_choices(session, batch_id)
+    return page(request, "confirm.html", batch=batch, action=_known(action), choices_changed=choices_changed)
 
 
 @router.post("/{batch_id}/{action}")

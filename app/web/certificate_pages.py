@@ -16,6 +16,7 @@ from app.db.tables import Certificate
 from app.models.schemas import ModelName
 from app.versions import endpoints as versions
 from app.versions.schemas import VersionNumber
+from app.web.certificate_text import text_of
 from app.web.guard import SeesCertificates, TakesCheckpoints
 from app.web.listing import listing
 from app.web.pages import PageRoute, page
@@ -34,10 +35,12 @@ class Summary:
     mechanism: str
     log_index: int
     said: AnyStatement
+    people: int
 
 
 def summary(found: Certificate) -> Summary:
-    return Summary(found.id, found.mechanism, found.log_index, read(found))
+    said = read(found)
+    return Summary(found.id, found.mechanism, found.log_index, said, text_of(said.predicate).people)
 
 
 def read(found: Certificate) -> AnyStatement:
@@ -80,6 +83,7 @@ def show_certificate(
         found=found,
         said=said,
         predicate=said.predicate,
+        text=text_of(said.predicate),
         verdict=report,
         with_file=next(line.ok for line in report.lines if line.number == FILE_LINE) is not None,
         current=version is not None and version.state == VersionState.CURRENT,

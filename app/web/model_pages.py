@@ -8,13 +8,14 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 from sqlalchemy.orm import Session
 
+from app.access.cache import Caller
 from app.access.guard import ServicesOf
 from app.access.scopes import Scope
 from app.batches import service as batches
 from app.db.tables import Certificate, Model
 from app.ledger import service as ledgers
 from app.models import repository, service
-from app.models.schemas import ModelName, ModelShown
+from app.models.schemas import ModelName
 from app.versions import repository as versions
 from app.web import queries
 from app.web.certificate_pages import read
@@ -59,25 +60,24 @@ def show_model(request: Request, name: ModelName, caller: SeesModels, services: 
             "model": shown,
             "versions": versions.of_model(session, model.id)[:ROWS],
             "ledger": ledgers.ledger(session, model),
-            "batches": _batches(session, model.id),
-            "classes": _classes_audited(newest, evidence) or _classes_published(shown, newest),
+            "batches": _batches(session, model.id, caller),
+            "classes": _classes(newest, evidence),
             "scores": _scores(newest, evidence),
             "audits": audits,
         }
     return page(request, "model.html", **context)
 
 
-def _batches(session: Session, model_id: UUID) -> list[Any]:
-    return [batches.shown(session, batch) for batch in queries.batches_of_model(session, model_id, BATCHES)]
+def _batches(session: Session, model_id: UUID, caller: Caller) -> list[Any]:
+    newest = queries.batches_of_model(session, model_id, BATCHES)
+    return [batches.shown(session, batch, caller) for batch in newest]
 
 
 def _evidence(found: Certificate) -> EvidenceRecord | None:
     return EvidenceRecord.read(found.evidence, "evidence") if found.mechanism != "discarded" else None
 
 
-def _classes_audited(
-    newest: Sequence[Certificate], evidence: Sequence[EvidenceRecord | None]
-) -> Classes | None:
+def _classes(newest: Sequence[Certificate], evidence: Sequence[EvidenceRecord | None]) -> Classes | None:
     """Of the newest erasure whose evidence tells."""
     for found, record in zip(newest, evidence, strict=False):
         if record is not None and record.shift is not None:
@@ -89,22 +89,6 @@ def _classes_audited(
                 "before",
                 "after",
                 f"Rows per class before and after the erasure that led to version {number}.",
-            )
-    return None
-
-
-def _classes_published(shown: ModelShown, newest: Sequence[Certificate]) -> Classes | None:
-    """What a certificate tells everyone: the classes of the erased, beside those at registration."""
-    registered = (shown.report or {}).get("classes")
-    for found in newest:
-        said = read(found).predicate
-        if said.deletion_set.class_histogram and registered:
-            return Classes(
-                dict(registered),
-                dict(said.deletion_set.class_histogram),
-                "at registration",
-                "erased",
-                f"Rows per class at registration, and those erased with version {said.version}.",
             )
     return None
 

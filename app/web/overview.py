@@ -49,7 +49,7 @@ def _requests(session: Session, caller: Caller) -> dict[str, Any]:
 
 def _work(session: Session, caller: Caller) -> dict[str, Any]:
     query = queries.open_batches(caller.tenant_id)
-    shown = [batches.shown(session, batch) for batch in session.scalars(query.limit(20))]
+    shown = [batches.shown(session, batch, caller) for batch in session.scalars(query.limit(20))]
     running = [batch for batch in shown if batch.state == BatchState.RUNNING]
     known = session.scalars(models.of_tenant(caller.tenant_id).order_by(Model.id.desc()).limit(ROWS))
     return {

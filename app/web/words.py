@@ -45,7 +45,7 @@ HELD = {
     "not_certifiable": "The target could not be certified, and the policy does not allow retraining.",
     "budget": "The model's lifetime privacy budget is spent, and the policy does not allow retraining.",
     "cancelled": "Someone cancelled it. Its requests stay open until it is tried again.",
-    "quality_gate": "The new version scores worse on the holdout than the policy allows. Someone must "
+    "quality_gate": "The new version scores less on the holdout than the policy wants. Someone must "
     "publish it as it is, or discard it.",
     "unpublished": "A new version was made and could not be published. It is never drawn again: publish it "
     "as it is, or discard it.",
@@ -80,8 +80,11 @@ ASSURANCE = {
     "as-published": "As published: the method's authors claim it; it is repeated here and not proved.",
 }
 ASSUMPTION = {
-    "declared-origins": "Features and constants do not depend on anyone who can be erased",
-    "floating-point-noise": "The noise is as good as computers make it",
+    "declared-origins": "Features, constants and policy do not depend on anyone who can be erased",
+    "random-generator": "The noise bits are as good as random",
+    "floating-point-noise": "An earlier release used floating-point noise",
+    "features-look-standardised": "The features were not standardised with the erased records",
+    "choices-after-refusal": "A choice made after a refusal does not depend on the erased records",
     "retraining-reaches-reference": "Retraining would reach the same point",
     "curvature-rounding": "Rounding does not conspire against the measurement of curvature",
     "sampled-hessian-lipschitz": "A sampled constant is taken for a bound",
@@ -193,12 +196,12 @@ def policy_sentences(policy: Any, sigma: float | None) -> list[str]:
         f"(σ = {figure(sigma)}).",
         f"All releases together stay within ε = {figure(policy.lifetime_epsilon)}, until a retraining.",
         f"A batch runs when {counted(policy.batch_subjects, 'person waits', 'people wait')}, or when the "
-        f"oldest request has waited {duration(policy.batch_age_seconds)}.",
+        f"oldest request has waited {duration(policy.batch_age_seconds)}.{_company(policy.smallest_batch)}",
         _method(policy.method, policy.fallback),
         f"Receipts can be fetched for {counted(policy.receipt_days, 'day')} after completion.",
     ]
     if policy.quality_gate is not None:
-        said.append("A version that scores worse than the quality gate allows waits for a decision.")
+        said.append("A version that scores less than the quality gate wants waits for a decision.")
     if getattr(policy, "heuristic", False):
         said.append(
             "Where only an estimate can be had, it is accepted, and labelled so: it guarantees nothing."
@@ -206,6 +209,16 @@ def policy_sentences(policy: Any, sigma: float | None) -> list[str]:
     if policy.suppression_list:
         said.append("People who were erased are kept out of data that is added later, by a keyed hash.")
     return said
+
+
+def _company(smallest: int) -> str:
+    """
+    >>> _company(1), _company(10)
+    ('', ' With fewer than 10 people it waits, unless a deadline is near or someone insists.')
+    """
+    if smallest == 1:
+        return ""
+    return f" With fewer than {smallest} people it waits, unless a deadline is near or someone insists."
 
 
 def _method(method: str, fallback: str) -> str:

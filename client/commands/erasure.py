@@ -44,6 +44,12 @@ def erase(
     flush: Annotated[
         bool, typer.Option("--flush", help="Seal a batch now instead of when it is full.")
     ] = False,
+    anyway: Annotated[
+        bool,
+        typer.Option(
+            "--anyway", help="With --flush: also with fewer people than the policy's smallest batch."
+        ),
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
     timeout: Timeout = None,
 ) -> int | None:
@@ -59,15 +65,29 @@ def erase(
     erasure = _ask(session, subjects, details)
     for warning in erasure.warnings:
         session.note(warning)
-    if flush:
-        for task in erasure.tasks:
-            session.api.models.flush(task.model)
+    if flush and not _flush(session, erasure, force=anyway):
+        session.show(erasure, *shown(erasure))
+        return NO
     if wait:
         session.note(f"Asked: {erasure.id}")
         return watching.watch_erasure(session, erasure.id, timeout)
     session.show(erasure, *shown(erasure))
     session.note(f"Follow it: lethe watch {erasure.id}")
     return None
+
+
+def _flush(session: Session, erasure: "Erasure", *, force: bool) -> bool:
+    """Flush every model of the request; say which of them wait for more people."""
+    from client.errors import Conflict
+
+    sealed = True
+    for task in erasure.tasks:
+        try:
+            session.api.models.flush(task.model, force=force)
+        except Conflict as refused:
+            sealed = False
+            session.note(f"The request is recorded, but {task.model} does not erase it yet. {refused.detail}")
+    return sealed
 
 
 @verb

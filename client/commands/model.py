@@ -14,9 +14,9 @@ from client.commands.session import Session, Timeout, Unusable, verb
 from client.commands.transfers import bars
 
 if TYPE_CHECKING:
-    from client.answers import Model
+    from client.answers import Model, Policy
 
-model = typer.Typer(help="Models: register, list, show.", no_args_is_help=True)
+model = typer.Typer(help="Models: register, list, show, flush.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="Name of the model.")]
 Files = Annotated[
     list[Path] | None,
@@ -109,6 +109,23 @@ def show(session: Session, name: Name) -> None:
     )
 
 
+@model.command("flush")
+@verb
+def flush(
+    session: Session,
+    name: Name,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Also with fewer people than the policy's smallest batch.")
+    ] = False,
+) -> None:
+    """Seal a batch of everyone who waits, now."""
+    sealed = session.api.models.flush(name, force=anyway)
+    people = "1 person" if sealed.waiting_subjects == 1 else f"{sealed.waiting_subjects} people"
+    session.show(
+        sealed, f"A batch of {people} is being sealed." if sealed.waiting_subjects else "Nobody waits."
+    )
+
+
 def _describe(session: Session, name: str, manifest: Mapping[str, Any]) -> None:
     """Create it; one that is not registered yet, left by a run that broke off, is brought up to date."""
     from client.errors import Conflict
@@ -162,12 +179,23 @@ def _shown(found: "Model") -> Any:
             "guarantee": f"ε = {policy.epsilon:g}, δ = {policy.delta:g} of each release",
             "lifetime": f"ε ≤ {policy.lifetime_epsilon:g}, then it retrains",
             "noise": f"σ = {found.sigma:.3g}, target distance Δ* = {policy.target_distance:g}",
-            "batches": f"of {policy.batch_subjects} subjects, or after {policy.batch_age_seconds:g} s",
-            "waiting": f"{found.waiting_subjects} subjects",
+            "batches": _batches(policy),
+            "waiting": "1 person" if found.waiting_subjects == 1 else f"{found.waiting_subjects} people",
+            "assurance": f"{found.assurance}{' at most' if found.assurance_notes else ''}",
+            "because": found.assurance_notes,
             "rows": measured.get("rows"),
             "subjects": measured.get("subjects"),
+            "advice": measured.get("advice"),
             "warnings": _texts(measured.get("warnings")),
         }
+    )
+
+
+def _batches(policy: "Policy") -> str:
+    few = policy.min_batch_subjects or min(10, policy.batch_subjects)
+    return (
+        f"of {policy.batch_subjects} people, or after {policy.batch_age_seconds:g} s; with fewer than {few} "
+        "only for a deadline or by --anyway"
     )
 
 

@@ -80,6 +80,7 @@ def batch_shown(batch: "Batch") -> Any:
             "waits for": batch.waiting_for,
             "held": batch.held_reason,
             "error": batch.error,
+            "warnings": batch.warnings,
             "version": batch.version,
             "certificate": batch.certificate_id,
         }

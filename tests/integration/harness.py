@@ -23,7 +23,7 @@ MANIFEST: dict[str, Any] = {
     "classes": 3,
     "lambda": 0.05,
     "origins": {"features": "made up", "constants": "made up"},
-    "policy": {"target_distance": 1e-4, "batch_subjects": 2},
+    "policy": {"target_distance": 1e-4, "batch_subjects": 2, "min_batch_subjects": 1},
 }
 
 
@@ -59,13 +59,15 @@ def environment(settings: Settings) -> dict[str, str]:
     }
 
 
-def dataset(*, rows: int = 120, subjects: int = 30, width: int = 6, classes: int = 3, seed: int = 7) -> bytes:
-    """A small Parquet part; subject `s0` … hold several rows each."""
+def dataset(
+    *, rows: int = 120, subjects: int = 30, width: int = 6, classes: int = 3, seed: int = 7, first: int = 0
+) -> bytes:
+    """A small Parquet part; subjects `s0` … hold several rows each. `first` is the first number."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, classes, rows)
     features = generator.normal(size=(rows, width)) / 4
     features[np.arange(rows), labels] += 1
-    return parquet([f"s{i % subjects}" for i in range(rows)], labels, features)
+    return parquet([f"s{first + i % subjects}" for i in range(rows)], labels, features)
 
 
 def parquet(subjects: list[str], labels: np.ndarray, features: np.ndarray) -> bytes:

@@ -14,7 +14,7 @@ from app.bootstrap import Services
 from app.clock import new_id
 from app.db import transitions
 from app.db.states import BatchState, JobState
-from app.db.tables import Batch, Job, Model, OutboxMessage, WorkerSeen
+from app.db.tables import Batch, BatchEvent, Job, Model, OutboxMessage, WorkerSeen
 from app.dispatcher import Dispatcher
 from app.queueing import RqMessages
 from app.silence import Beat, Silence
@@ -288,3 +288,58 @@ def test_what_redis_lost_is_sent_again_on_the_same_attempt(services: Services) -
     assert services.queue.get_job_ids() == [f"{sent.id}_{sent.token}"]
     assert only_job(world).attempt == 1
     assert world.claim(Message("", sent.id, UUID(str(sent.token)))) is not None
+
+
+def wants_company(world: World, smallest: int = 3, age: float = 60.0) -> None:
+    """Model 0 seals full batches of ten, or of `smallest` people after `age` seconds."""
+    with world.services.database.writing() as session:
+        model = session.get_one(Model, world.models[0])
+        policy = {"batch_subjects": 10, "min_batch_subjects": smallest, "batch_age_seconds": age}
+        model.manifest = model.manifest | {"policy": model.manifest["policy"] | policy}
+
+
+def sealed_because(world: World) -> str | None:
+    world.dispatchers[0].seal_due()
+    with world.services.database.reading() as session:
+        batch = session.scalar(select(Batch))
+    return batch.sealed_because if batch else None
+
+
+def small_batches(world: World) -> list[dict[str, int]]:
+    with world.services.database.reading() as session:
+        query = select(BatchEvent.data).where(BatchEvent.kind == "small_batch")
+        return list(session.scalars(query))
+
+
+def test_a_few_people_wait_for_company_however_old_their_request(world: World) -> None:
+    wants_company(world)
+    world.ask(0, subjects=2)
+    world.clock.passes(3600)
+    assert sealed_because(world) is None
+    world.ask(0, subjects=1)
+    assert sealed_because(world) == "age"
+    assert small_batches(world) == []
+
+
+def test_a_deadline_goes_before_company_and_the_few_are_recorded(world: World) -> None:
+    wants_company(world)
+    world.ask(0, subjects=2)
+    world.clock.passes(24 * 86400 - 60)
+    assert sealed_because(world) is None
+    world.clock.passes(61)
+    assert sealed_because(world) == "deadline"
+    assert small_batches(world) == [{"subjects": 2, "min_batch_subjects": 3}]
+
+
+def test_someone_who_insists_goes_before_company_too(world: World) -> None:
+    wants_company(world)
+    world.ask(0, subjects=2)
+    world.flush(0)
+    assert sealed_because(world) == "flush"
+    assert small_batches(world) == [{"subjects": 2, "min_batch_subjects": 3}]
+
+
+def test_a_full_batch_waits_for_nobody(world: World) -> None:
+    wants_company(world, smallest=10)
+    world.ask(0, subjects=10)
+    assert sealed_because(world) == "count"

@@ -55,7 +55,7 @@ def api(gateway: TestClient, admin: dict[str, str]) -> Api:
 def register(api: Api, services: Services, *, with_anchor: bool = True, **change: Any) -> dict[str, Any]:
     api.create(**NETWORK | change)
     api.put("dataset/part0", dataset())
-    api.put("holdout/h0", dataset(rows=30, subjects=40, seed=8))
+    api.put("holdout/h0", dataset(rows=60, subjects=40, seed=8, first=100))
     if with_anchor:
         api.put("anchor", anchor())
     api.call("POST", "/toy/validate", 202)

@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 from app.bootstrap import Services
 from app.clock import now
 from app.db import paths, transitions
-from app.db.manifest import Manifest
+from app.db.manifest import Manifest, unresolved_warnings
+from app.db.refusals import changed_after_refusal
 from app.db.states import BatchState, FileKind, PartRole, VersionState
 from app.db.tables import Batch, BatchEvent, DatasetPart, Job, Model, ModelFile, Version
 from worker.pipeline.claim import Choices
@@ -42,13 +43,19 @@ class Context:
 
     @classmethod
     def load(cls, services: Services, job_id: UUID, token: UUID) -> "Context":
+        _ = services.vault  # opened before any transaction, for that may be one of its own
         with services.database.reading() as session:
             job = session.get_one(Job, job_id)
             model = session.get_one(Model, job.model_id)
             batch = session.scalar(select(Batch).where(Batch.job_id == job_id))
-        # A batch runs under the policy it was sealed under, whatever the model's is by now.
-        manifest = model.manifest if batch is None else model.manifest | {"policy": batch.policy}
-        return cls(services, job_id, token, model, Manifest.model_validate(manifest), batch)
+            # A batch runs under the policy it was sealed under, whatever the model's is by now.
+            document = model.manifest if batch is None else model.manifest | {"policy": batch.policy}
+            manifest = Manifest.model_validate(document)
+            choices = Choices(
+                changed_after_refusal=changed_after_refusal(session, model, manifest),
+                warnings=unresolved_warnings(manifest, model.report),
+            )
+        return cls(services, job_id, token, model, manifest, batch, choices)
 
     @contextmanager
     def writing(self) -> Iterator[Session]:

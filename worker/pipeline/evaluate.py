@@ -78,11 +78,18 @@ def _seconds(certificate: Certificate | None) -> float | None:
 
 
 def _shift(certificate: Certificate | None) -> dict[str, float | None] | None:
-    """Class drift of the last erasure, from its evidence; that of a few people is not recorded."""
-    drift = None if certificate is None else EvidenceRecord.read(certificate.evidence, "evidence").shift
-    if drift is None:
+    """Return how far the last erasure moved the class mix, from its evidence; null for small sets."""
+    if certificate is None:
+        return None
+    found = EvidenceRecord.read(certificate.evidence, "evidence").shift
+    if found is None:
         return None
     return {
-        "kl_retained_original": drift.kl_retained_original,
-        "kl_original_retained": drift.kl_original_retained,
+        "kl_retained_original": _rounded(found.kl_retained_original),
+        "kl_original_retained": _rounded(found.kl_original_retained),
     }
+
+
+def _rounded(divergence: float | None) -> float | None:
+    """Three digits tell how far; seventeen would tell the counts."""
+    return None if divergence is None else float(f"{divergence:.2e}")

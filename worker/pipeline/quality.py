@@ -1,4 +1,8 @@
-"""The quality gate: what the draw is worth on the holdout, beside the version it would replace.
+"""The quality gate: how the draw scores on the holdout.
+
+A floor (`min_f1`, `max_loss`) looks at the draw and the holdout alone. A gate that compares (`max_f1_drop`,
+`max_loss_rise`) also looks at the version before, which the erased rows have shaped: its decision depends on
+them.
 
 The draw counts as a release from the moment it is looked at, whatever the answer: choosing among draws by
 their score would break the guarantee.
@@ -8,6 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from app.db.policy import QualityGate
 from app.db.states import HeldReason, PartRole
 from certificate.evidence import Utility
 from worker.evaluation.networks import holdout_of
@@ -55,17 +60,39 @@ def _score(context: Context, rows: Holdout, w: Tensor) -> tuple[float | None, fl
 
 
 def gate_refusal(context: Context, draft: Draft, utility: Utility | None) -> Refusal | None:
-    """Never for a retraining: it is a function of the retained rows alone, and must not become one of a
-    comparison with the version before; nor for rows that join, which no person waits for."""
+    """Return why the draw is held, or None.
+
+    A retraining is a function of the retained rows alone, and a comparison with the version before would end
+    that: only the floor applies to it. Rows that join, which no person waits for, are not gated at all.
+    """
     gate = context.manifest.policy.quality_gate
-    if gate is None or utility is None or draft.mechanism == "retrain":
+    if gate is None or utility is None:
         return None
+    reasons = floor_reasons(gate, utility)
+    if draft.mechanism != "retrain":
+        reasons += comparison_reasons(gate, utility)
+    return Refusal(HeldReason.QUALITY_GATE, "; ".join(reasons)) if reasons else None
+
+
+def floor_reasons(gate: QualityGate, utility: Utility) -> list[str]:
+    """Return which floor the new version misses, by its own score on the holdout."""
+    reasons = []
+    if gate.min_f1 is not None and utility.f1_after is not None and utility.f1_after < gate.min_f1:
+        reasons.append(f"F1 is {utility.f1_after:.3g} on the holdout, the policy wants {gate.min_f1:.4g}")
+    if gate.max_loss is not None and utility.loss_after is not None and utility.loss_after > gate.max_loss:
+        reasons.append(
+            f"the loss is {utility.loss_after:.3g} on the holdout, the policy allows {gate.max_loss:.4g}"
+        )
+    return reasons
+
+
+def comparison_reasons(gate: QualityGate, utility: Utility) -> list[str]:
+    """Return by how much the new version scores worse than the one before, where that is too much."""
     worse = [
         _worse("F1 falls", utility.f1_before, utility.f1_after, gate.max_f1_drop),
         _worse("loss rises", utility.loss_after, utility.loss_before, gate.max_loss_rise),
     ]
-    reasons = [reason for reason in worse if reason]
-    return Refusal(HeldReason.QUALITY_GATE, "; ".join(reasons)) if reasons else None
+    return [reason for reason in worse if reason]
 
 
 def _worse(what: str, high: float | None, low: float | None, limit: float | None) -> str | None:

@@ -30,7 +30,7 @@ from worker.loading.families import Family, FamilyError, FamilyObjective, family
 from worker.loading.inspection import Expected, Inspection
 from worker.pipeline import registration_report
 from worker.pipeline.advice import advise
-from worker.pipeline.certify import far_off, noise_refusal
+from worker.pipeline.certify import noise_refusal
 from worker.pipeline.context import Context
 from worker.pipeline.fitting import fit
 from worker.pipeline.holdings import bring_in, sweep_uploads
@@ -42,9 +42,12 @@ log = logs.get("pipeline")
 
 
 class Rejected(Exception):
-    def __init__(self, *reasons: str) -> None:
+    """Every reason why the model is not taken. `uncertifiable`: a solve on its training rows was refused."""
+
+    def __init__(self, *reasons: str, uncertifiable: bool = False) -> None:
         super().__init__(*reasons)
         self.reasons = list(reasons)
+        self.uncertifiable = uncertifiable
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def register(services: Services, job_id: UUID, token: UUID) -> None:
         with working_folder(services.settings, token) as scratch:
             registered = _validate(context, scratch)
     except Rejected as problem:
-        _reject(context, problem.reasons)
+        _reject(context, problem)
         return
     _accept(context, registered)
     log.info("registered", model=str(context.model.id))
@@ -94,9 +97,11 @@ def _accept(context: Context, registered: Registered) -> None:
         storage.delete(weights.path)
 
 
-def _reject(context: Context, reasons: list[str]) -> None:
+def _reject(context: Context, problem: Rejected) -> None:
     with context.writing() as session:
-        transitions.reject_model(session, session.get_one(Model, context.model.id), reasons)
+        model = session.get_one(Model, context.model.id)
+        tried = context.manifest if problem.uncertifiable else None
+        transitions.reject_model(session, model, problem.reasons, uncertifiable=tried)
         transitions.finish_job(session, context.job_id, context.token, now())
 
 
@@ -114,21 +119,19 @@ def _validate(context: Context, scratch: Path) -> Registered:
     if problems:
         raise Rejected(*problems)
     objective = _objective(context, scratch)
-    w, origin, found = _version_zero(context, family, objective)
-    advice = advise(manifest, objective, w)
-    if advice is not None and advice.problem() and manifest.policy.fallback == "fail":
-        raise Rejected(f"network: {advice.problem()}; or let the policy's fallback be retrain")
+    w, origin, near = _version_zero(context, family, objective)
+    advice = advise(context, trained.subjects.shared(held_out.subjects), scratch)
+    if advice.problem and manifest.policy.fallback == "fail":
+        raise Rejected(f"network: {advice.problem}; or let the policy's fallback be retrain")
     stored = checkpoints.write(
         context.services.storage, context.path("model.safetensors"), objective.unflatten(w), nonce_metadata()
     )
     measured = Measured(
         trained=trained,
         held_out=held_out,
-        weights=w,
+        dimension=w.numel(),
         origin=origin,
-        gradient_norm=found.norm,
-        distance=_distance(objective, found),
-        curvature_floor=objective.curvature_floor or None,
+        near=near,
         advice=advice,
         seconds=time.monotonic() - started,
     )
@@ -211,8 +214,12 @@ def _objective(context: Context, scratch: Path) -> FamilyObjective:
 
 def _version_zero(
     context: Context, family: Family, objective: FamilyObjective
-) -> tuple[Tensor, str, CertifiedGradient]:
-    """The weights that were sent, or A(D); with a way to certify the target from there."""
+) -> tuple[Tensor, str, bool | None]:
+    """Return the weights that were sent, or A(D), and whether they are within Δ*; None: not to be told.
+
+    What is wrong is said without figures: they are functions of rows that can be erased, and ε, δ, Δ* and λ
+    must not be fitted to them.
+    """
     policy, file = context.manifest.policy, context.file(FileKind.WEIGHTS)
     problems = []
     if file is not None:
@@ -229,31 +236,33 @@ def _version_zero(
         )
         w, origin = solution.w, "trained by the service"
         if solution.outcome not in (Outcome.CERTIFIED, Outcome.REACHED):
-            detail = far_off(str(solution.outcome), solution.distance, policy.target_distance).detail
-            problems.append(f"training did not reach the policy's target_distance: {detail}")
+            problems.append(
+                f"training did not reach the policy's target_distance ({solution.outcome}); try other values "
+                "of target_distance and lambda on public rows, not on these"
+            )
     found = objective.certified_gradient(w)
     problems += _rounding_problems(context, objective, found)
     if refusal := noise_refusal(w, context.manifest.sigma):
         problems.append(f"{refusal.detail}; raise target_distance or lower epsilon or delta")
     if problems:
-        raise Rejected(*problems)
-    return w, origin, found
+        raise Rejected(*problems, uncertifiable=True)
+    return w, origin, _is_near(objective, found, policy.target_distance)
 
 
-def _distance(objective: FamilyObjective, found: CertifiedGradient) -> float | None:
-    """B1; of a network's curvature nothing is proven before it is measured."""
+def _is_near(objective: FamilyObjective, found: CertifiedGradient, target: float) -> bool | None:
+    """By B1; of a network's curvature nothing is proven before it is measured."""
     floor = objective.curvature_floor
     if not floor > 0:
         return None
-    return strongly_convex_distance(gradient_norm=found.norm, rounding=found.rounding, floor=floor)
+    distance = strongly_convex_distance(gradient_norm=found.norm, rounding=found.rounding, floor=floor)
+    return distance <= target
 
 
 def _rounding_problems(context: Context, objective: FamilyObjective, found: CertifiedGradient) -> list[str]:
     floor, target = objective.curvature_floor, context.manifest.policy.target_distance
     if not floor > 0 or reachable(target=target, rounding=found.rounding, floor=floor):
         return []
-    least = strongly_convex_distance(gradient_norm=0.0, rounding=found.rounding, floor=floor)
     return [
-        f"target_distance {target:.3g} cannot be certified: rounding alone leaves {least:.3g}; raise "
-        "target_distance or lambda"
+        f"target_distance {target:.3g} cannot be certified: rounding errors alone may be larger at this "
+        "lambda; raise target_distance or lambda"
     ]

@@ -1,54 +1,48 @@
-"""What registration tells the model's owner: figures and warnings, nothing of a single row."""
+"""What registration tells the model's owner: counts, advice and warnings, nothing of a single row.
 
-import math
+Figures by which ε, δ, Δ* or λ could be chosen come from the holdout alone (`worker.pipeline.advice`): fitted
+to training rows, the choice would depend on rows that can be erased, and the certificate says that it does
+not.
+"""
+
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from app.db.manifest import Manifest
+from app.db.policy import SMALLEST_BATCH
+from certificate.vocabulary import RegistrationWarning
 from worker.loading.inspection import Inspection
-from worker.pipeline.advice import NetworkAdvice
+from worker.pipeline.advice import Advice
 
 
 @dataclass(frozen=True)
 class Measured:
+    """What registration found. `near`: whether version 0 is within Δ*; None where that is not known yet."""
+
     trained: Inspection
     held_out: Inspection
-    weights: Tensor
+    dimension: int
     origin: str
-    gradient_norm: float
-    distance: float | None
-    curvature_floor: float | None
-    advice: NetworkAdvice | None
+    near: bool | None
+    advice: Advice
     seconds: float
 
 
 def compose(manifest: Manifest, measured: Measured) -> dict[str, Any]:
-    sigma, norm = manifest.sigma, float(torch.linalg.vector_norm(measured.weights))
+    """Compose the report that is kept with the model."""
     return {
         "rows": measured.trained.total,
         "subjects": len(measured.trained.subjects.seen),
         "holdout_rows": measured.held_out.total,
         "classes": _histogram(measured.trained),
-        "dimension": measured.weights.numel(),
+        "dimension": measured.dimension,
         "weights": measured.origin,
-        "gradient_norm": _rough(measured.gradient_norm),
-        "distance_bound": None if measured.distance is None else _rough(measured.distance),
-        "curvature_floor": measured.curvature_floor,
-        "network": None if measured.advice is None else measured.advice.shown(),
-        "sigma": sigma,
-        # the noise's expected length against that of the weights
-        "sigma_relative": _rough(sigma * math.sqrt(measured.weights.numel()) / norm) if norm else None,
+        "sigma": manifest.sigma,
+        **measured.advice.shown(),
         "seconds": round(measured.seconds, 3),
+        "warning_codes": warning_codes(measured.trained),
         "warnings": warnings(manifest, measured),
     }
-
-
-def _rough(figure: float) -> float:
-    """Two digits: the report is kept for ever, and these are un-noised functions of everyone's rows."""
-    return float(f"{figure:.1e}")
 
 
 def _histogram(trained: Inspection) -> dict[str, int] | None:
@@ -58,23 +52,51 @@ def _histogram(trained: Inspection) -> dict[str, int] | None:
     return {str(c): trained.classes[c] for c in range(trained.expected.classes)}
 
 
+def warning_codes(trained: Inspection) -> list[RegistrationWarning]:
+    """Return the warnings that lower the tier of a certificate until the owner has answered them."""
+    return ["features-look-standardised"] if trained.looks_standardised() else []
+
+
 def warnings(manifest: Manifest, measured: Measured) -> list[str]:
-    trained, target = measured.trained, manifest.policy.target_distance
-    found = []
-    if trained.looks_standardised():
-        found.append(
-            "the features have means near 0 and variances near 1: constants computed from these rows would "
-            "make the objective depend on them, and erasing a row would not undo that"
-        )
-    if shared := trained.subjects.shared(measured.held_out.subjects):
-        found.append(f"{shared} subjects have rows both in the training data and in the holdout")
-    if trained.expected.classes is not None and len(trained.classes) < trained.expected.classes:
-        found.append(f"{trained.expected.classes - len(trained.classes)} of the declared classes have no row")
-    if measured.distance is not None and measured.distance > target:
-        found.append(
-            f"the uploaded weights are not the objective's optimum: their certified distance is "
-            f"{measured.distance:.1e}, the target {target:.3g}; the first erasure will move the model there"
-        )
-    if measured.advice is not None and (problem := measured.advice.problem()):
-        found.append(f"{problem}; erasures will fall back to retraining")
-    return found
+    """Return every warning as a sentence."""
+    shared = measured.trained.subjects.shared(measured.held_out.subjects)
+    problem = measured.advice.problem
+    said = {
+        "the features have means near 0 and variances near 1: constants computed from these rows would make "
+        "the objective depend on them, and erasing a row would not undo that; unless origins.standardisation "
+        "says that they come from public data, certificates are conditional at most": bool(
+            warning_codes(measured.trained)
+        ),
+        f"{_people(shared)} both in the training data and in the holdout": shared > 0,
+        _empty_classes(measured.trained): _classes_without_rows(measured.trained) > 0,
+        "the uploaded weights are not within target_distance of the objective's optimum; the first erasure "
+        "will move the model there": measured.near is False,
+        f"{problem}; erasures will fall back to retraining": problem is not None,
+        _small_batches(manifest.policy.smallest_batch): manifest.policy.smallest_batch < SMALLEST_BATCH,
+        "the quality gate compares with the version before, which the erased rows have shaped: whether a "
+        "version is held then depends on them; min_f1 and max_loss look at the new version alone": (
+            manifest.policy.quality_gate is not None and manifest.policy.quality_gate.compares
+        ),
+    }
+    return [sentence for sentence, holds in said.items() if holds]
+
+
+def _people(number: int) -> str:
+    return "1 person has rows" if number == 1 else f"{number} people have rows"
+
+
+def _classes_without_rows(trained: Inspection) -> int:
+    return 0 if trained.expected.classes is None else trained.expected.classes - len(trained.classes)
+
+
+def _empty_classes(trained: Inspection) -> str:
+    empty = _classes_without_rows(trained)
+    return f"{empty} of the declared classes {'has' if empty == 1 else 'have'} no row"
+
+
+def _small_batches(smallest: int) -> str:
+    people = "1 person" if smallest == 1 else f"{smallest} people"
+    return (
+        f"batches of {people} are sealed: whoever compares the versions before and after a small erasure can "
+        f"nearly reconstruct the erased rows; min_batch_subjects of {SMALLEST_BATCH} or more avoids that"
+    )

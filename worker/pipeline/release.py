@@ -174,7 +174,7 @@ def _objective(context: Context, resolved: Resolved) -> predicate.Objective:
         regularisation=manifest.lam,
         anchor_sha256=None if anchor is None else anchor.sha256,
         origins=predicate.Origins(
-            features=manifest.origins.features,
+            features=manifest.origins.declared_features,
             constants=manifest.origins.constants,
             anchor=manifest.origins.anchor,
         ),

@@ -46,13 +46,13 @@ def objective_on(context: Context, paths: tuple[str, ...], scratch: Path) -> Fam
     """For fitting and certifying, on all ranks of this attempt."""
     team = current.team(context.services.settings)
     storage, manifest = context.services.storage, context.manifest
-    return team.objective(storage, manifest, paths, _anchor(context), scratch / "rows")
+    return team.objective(storage, manifest, paths, anchor_of(context), scratch / "rows")
 
 
 def objective_here(context: Context, paths: tuple[str, ...], scratch: Path) -> FamilyObjective:
     """All rows on this rank: for scoring, and for methods that look at single rows."""
     rows = datasets.memory_map(context.services.storage, paths, context.manifest.width, scratch / "rows")
-    return objective_of(context, rows, _anchor(context))
+    return objective_of(context, rows, anchor_of(context))
 
 
 def objective_of(context: Context, rows: datasets.MemoryMapped, anchor: Tensor | None) -> FamilyObjective:
@@ -61,7 +61,7 @@ def objective_of(context: Context, rows: datasets.MemoryMapped, anchor: Tensor |
     return family_of(manifest).objective_at(manifest, found, anchor, Place(device))
 
 
-def _anchor(context: Context) -> Tensor | None:
+def anchor_of(context: Context) -> Tensor | None:
     """The same point in registration, unlearning and retraining; None is zero."""
     file = context.file(FileKind.ANCHOR)
     if file is None:

@@ -7,6 +7,7 @@ from sqlalchemy import ColumnElement, and_, delete, select, update
 from sqlalchemy.orm import Session
 
 from app.clock import new_id
+from app.db import refusals
 from app.db.states import BatchState, HeldReason, JobKind, JobState, TaskState
 from app.db.tables import Batch, HeldDraw, Job, Model, OutboxMessage, Task
 from app.db.transitions.batches import add_event, hold_batch, refuse_append
@@ -140,5 +141,6 @@ def _fail_batch(session: Session, job: Job) -> None:
     batch = session.scalars(select(Batch).where(Batch.job_id == job.id)).one()
     assert job.finished_at is not None
     batch.state, batch.error = BatchState.FAILED, job.error
+    refusals.record_refused_batch(session, batch, "failed")
     session.execute(update(Task).where(Task.batch_id == batch.id).values(state=TaskState.FAILED))
     add_event(session, batch.id, "failed", {"error": job.error}, job.finished_at)

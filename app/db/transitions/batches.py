@@ -8,7 +8,8 @@ from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from app.clock import new_id
-from app.db import receipts, webhooks
+from app.db import receipts, refusals, webhooks
+from app.db.policy import Policy
 from app.db.states import OPEN_BATCH, BatchState, Decision, HeldReason, JobKind, JobState, TaskState
 from app.db.tables import Batch, BatchEvent, HeldDraw, Job, Model, Task, TaskSubject
 from app.db.transitions.jobs import create_job
@@ -69,7 +70,16 @@ def seal(session: Session, model: Model, *, because: str, now: datetime) -> Batc
         session.delete(job)
         return None
     add_event(session, batch.id, "sealed", {"because": because, "subjects": batch.subjects}, now)
+    _note_small(session, batch, now)
     return batch
+
+
+def _note_small(session: Session, batch: Batch, now: datetime) -> None:
+    """Record that a batch was sealed with fewer people than its policy wants, and with how many."""
+    smallest = Policy.model_validate(batch.policy).smallest_batch
+    if batch.subjects < smallest:
+        few = {"subjects": batch.subjects, "min_batch_subjects": smallest}
+        add_event(session, batch.id, "small_batch", few, now)
 
 
 def start_append(session: Session, model: Model, now: datetime) -> Batch:
@@ -111,7 +121,9 @@ def batch_purging(session: Session, batch: Batch, now: datetime) -> None:
 
 
 def hold_batch(session: Session, batch: Batch, reason: HeldReason, detail: str, now: datetime) -> None:
+    """any → held, for a decision. An attempt that has looked at the rows is recorded as refused."""
     batch.state, batch.held_reason, batch.error = BatchState.HELD, reason, detail[:1000]
+    refusals.record_refused_batch(session, batch, reason)
     add_event(session, batch.id, "held", {"reason": reason, "detail": detail}, now)
 
 
@@ -148,6 +160,7 @@ def _reopen(session: Session, batch: Batch, now: datetime) -> None:
 def refuse_append(session: Session, batch: Batch, detail: str, now: datetime) -> None:
     """An append that cannot be certified ends at once: holding the model's place would hold up erasures."""
     batch.state, batch.error, batch.step = BatchState.FAILED, detail[:1000], None
+    refusals.record_refused_batch(session, batch, "append refused")
     add_event(session, batch.id, "failed", {"error": batch.error}, now)
 
 

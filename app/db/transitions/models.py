@@ -6,7 +6,8 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from app.db import webhooks
+from app.db import refusals, webhooks
+from app.db.manifest import Manifest
 from app.db.states import JobKind, ModelState, SubjectOutcome, TaskState
 from app.db.tables import Job, Model, Task, TaskSubject
 from app.db.transitions.jobs import create_job
@@ -23,7 +24,12 @@ def accept_model(session: Session, model: Model, report: dict[str, Any]) -> None
     session.flush()
 
 
-def reject_model(session: Session, model: Model, reasons: list[str]) -> None:
+def reject_model(
+    session: Session, model: Model, reasons: list[str], *, uncertifiable: Manifest | None = None
+) -> None:
+    """validating → rejected. `uncertifiable`: under this manifest the rows themselves were refused."""
+    if uncertifiable is not None:
+        refusals.record_refusal(session, model, uncertifiable, "rejected")
     model.state, model.reasons = ModelState.REJECTED, reasons
     webhooks.note(session, "model.rejected", model.id)
     session.flush()

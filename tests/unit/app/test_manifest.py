@@ -223,3 +223,81 @@ def test_a_link_does_not_lead_out_of_the_root(tmp_path: Path) -> None:
     assert imports.check(f"file://{inside}/own", f"file://{inside}")
     with pytest.raises(ImportRefused):
         imports.check(f"file://{inside}/link", f"file://{inside}")
+
+
+@pytest.mark.parametrize(
+    ("policy", "smallest"),
+    [
+        ({}, 10),
+        ({"batch_subjects": 4}, 4),
+        ({"batch_subjects": 4, "min_batch_subjects": 2}, 2),
+        ({"min_batch_subjects": 1}, 1),
+        ({"min_batch_subjects": 50}, 50),
+    ],
+)
+def test_the_smallest_batch_is_ten_people_unless_full_ones_are_smaller(
+    policy: dict[str, Any], smallest: int
+) -> None:
+    assert Policy.model_validate(policy).smallest_batch == smallest
+
+
+def test_a_full_batch_cannot_be_too_small() -> None:
+    with pytest.raises(ValidationError, match="a full batch would be too small"):
+        Policy(batch_subjects=5, min_batch_subjects=6)
+
+
+@pytest.mark.parametrize(
+    ("gate", "compares"),
+    [
+        ({"min_f1": 80.0, "max_loss": 1.0}, False),
+        ({"max_f1_drop": 1.0}, True),
+        ({"max_loss_rise": 0.1}, True),
+    ],
+)
+def test_a_gate_says_whether_it_compares_with_the_version_before(
+    gate: dict[str, float], compares: bool
+) -> None:
+    taken = Policy.model_validate({"quality_gate": gate}).quality_gate
+    assert taken is not None
+    assert taken.compares is compares
+
+
+LOOKS = {"warning_codes": ["features-look-standardised"], "warnings": ["a sentence"]}
+OLD = {"warnings": ["the features have means near 0 and variances near 1: constants computed from …"]}
+
+
+@pytest.mark.parametrize(
+    ("report", "declared", "unresolved"),
+    [
+        (None, None, False),
+        ({"warnings": ["another"]}, None, False),
+        ({"warning_codes": ["from-a-newer-version"]}, None, False),
+        (LOOKS, None, True),
+        (LOOKS, "none", True),
+        (LOOKS, "public data", False),
+        (OLD, None, True),
+        (OLD, "public data", False),
+    ],
+)
+def test_what_registration_noticed_lowers_the_tier_until_the_owner_answers(
+    report: dict[str, Any] | None, declared: str | None, unresolved: bool
+) -> None:
+    origins = BASE["origins"] | {"standardisation": declared}
+    manifest = Manifest.model_validate(BASE | {"origins": origins})
+    found = manifests.unresolved_warnings(manifest, report)
+    assert found == (("features-look-standardised",) if unresolved else ())
+    assert manifests.expected_assurance(manifest, report) == ("conditional" if unresolved else "proved")
+    assert bool(manifests.assurance_notes(manifest, report)) is unresolved
+
+
+def test_a_tier_below_proved_is_not_lowered_further() -> None:
+    manifest = Manifest.model_validate(BASE | {"policy": {"method": "guo2020"}})
+    assert manifests.expected_assurance(manifest, LOOKS, changed_after_refusal=True) == "as-published"
+    assert len(manifests.assurance_notes(manifest, LOOKS, changed_after_refusal=True)) == 2
+
+
+def test_the_declaration_about_constants_is_printed_with_the_features() -> None:
+    origins = BASE["origins"] | {"standardisation": "public data"}
+    said = Manifest.model_validate(BASE | {"origins": origins}).origins.declared_features
+    assert said == "made up; standardised with constants from public data"
+    assert Manifest.model_validate(BASE).origins.declared_features == "made up"
