@@ -12,7 +12,17 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from certificate.predicate import Rule
-from certificate.records import Count, NonNegative, Record, Salt, Text, Uuid7, at_most
+from certificate.records import (
+    Count,
+    NonNegative,
+    Positive,
+    Record,
+    Salt,
+    Text,
+    Uuid7,
+    at_most,
+    canonical_json,
+)
 
 _DOMAIN = b"urn:lethe:evidence:v1\x00"
 
@@ -77,10 +87,26 @@ class Utility(Record):
     loss_after: float | None
 
 
+class ReplayDirection(Record):
+    """A noised projection of the parent's weights on a few public directions, for the replay audit.
+
+    Coordinate i of the parent belongs to bucket i mod k, with a sign that SHAKE-256 derives from the
+    certificate's id. `values` holds for each of the k buckets its signed sum over the root of its size, plus
+    Gaussian noise of standard deviation `noise`, in units of `step`.
+    """
+
+    dimension: Annotated[int, Field(ge=1, lt=2**53)]
+    noise: Positive
+    step: Positive
+    values: Annotated[tuple[Annotated[int, Field(gt=-(2**53), lt=2**53)], ...], at_most(10_000)]
+
+
 class EvidenceRecord(Record):
     """`distance` is the certified Δ; `posterior_distance` is B1 or B2 at a baseline's output.
 
     `method` holds what a published method reports besides: its own bounds and the constants in them.
+    `replay` lets an audit look towards the parent, whose weights are deleted; records written before it
+    existed have none.
     """
 
     room: ClassVar[int] = 8
@@ -100,7 +126,17 @@ class EvidenceRecord(Record):
     utility: Utility | None
     solver: Settings
     seconds_total: NonNegative | None = None
+    replay: ReplayDirection | None = None
     salt: Salt
+
+    def to_bytes(self) -> bytes:
+        """Serialise the record; without a direction, exactly as before there were any.
+
+        The certificate commits to these bytes, so a record written earlier must read back to the same ones.
+        """
+        return canonical_json(
+            self.model_dump(mode="json", by_alias=True, exclude=set() if self.replay else {"replay"})
+        )
 
 
 def commit(record: EvidenceRecord) -> str:

@@ -22,12 +22,13 @@ from worker import devices
 from worker.distributed import current
 from worker.distributed.leading import ranks_of
 from worker.engine import noise
+from worker.evaluation.direction import direction_for
 from worker.loading import checkpoints
 from worker.loading.families import family_of
 from worker.pipeline.claim import Claim
 from worker.pipeline.context import Context
 from worker.pipeline.resolve import Resolved
-from worker.pipeline.solve import Solved
+from worker.pipeline.solve import Solved, published_weights
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def write_draft(
     """Everything that can fail without the draw comes before it; the draw is made and written in one go."""
     parent = context.current_version()
     certificate_id, version = new_id(), parent.number + 1
-    evidence = _evidence(certificate_id, resolved, solved, claim)
+    evidence = _evidence(context, certificate_id, resolved, solved, claim)
     objective, deletion_set = _objective(context, resolved), _deletion_set(resolved)
     runtime = _runtime(solved)
     current.team(context.services.settings).forget()  # no other rank holds the point when it is noised
@@ -177,7 +178,9 @@ def with_utility(draft: Draft, utility: Utility | None) -> Draft:
     return replace(draft, payload=payload, evidence=evidence.to_bytes())
 
 
-def _evidence(certificate_id: UUID, resolved: Resolved, solved: Solved, claim: Claim) -> EvidenceRecord:
+def _evidence(
+    context: Context, certificate_id: UUID, resolved: Resolved, solved: Solved, claim: Claim
+) -> EvidenceRecord:
     return EvidenceRecord(
         certificate_id=str(certificate_id),
         rule=claim.terms.rule,
@@ -203,6 +206,11 @@ def _evidence(certificate_id: UUID, resolved: Resolved, solved: Solved, claim: C
         utility=None,
         solver={"outcome": solved.outcome, "passes": solved.passes},
         seconds_total=solved.seconds,
+        replay=direction_for(
+            certificate_id=str(certificate_id),
+            parent=published_weights(context, solved.objective),
+            sigma=claim.sigma,
+        ),
         salt=new_salt(),
     )
 
