@@ -15,6 +15,7 @@ from certificate.predicate import Rule
 from certificate.records import (
     Count,
     NonNegative,
+    Positive,
     Record,
     Salt,
     Sha256,
@@ -27,7 +28,7 @@ from certificate.records import (
 _DOMAIN = b"urn:lethe:evidence:v1\x00"
 
 _PARENT_DOMAIN = b"urn:lethe:parent:v1\x00"
-_NEWER = frozenset({"parent"})
+_NEWER = frozenset({"parent", "replay"})
 
 Setting = bool | Annotated[int, Field(gt=-(2**53), lt=2**53)] | float | Text | None
 Settings = Annotated[dict[Text, Setting], Field(max_length=1000)]
@@ -97,10 +98,26 @@ class ParentOpening(Record):
     salt: Salt
 
 
+class ReplayDirection(Record):
+    """A noised projection of the parent's weights on a few public directions, for the replay audit.
+
+    Coordinate i of the parent belongs to bucket i mod k, with a sign that SHAKE-256 derives from the
+    certificate's id. `values` holds for each of the k buckets its signed sum over the root of its size, plus
+    Gaussian noise of standard deviation `noise`, in units of `step`.
+    """
+
+    dimension: Annotated[int, Field(ge=1, lt=2**53)]
+    noise: Positive
+    step: Positive
+    values: Annotated[tuple[Annotated[int, Field(gt=-(2**53), lt=2**53)], ...], at_most(10_000)]
+
+
 class EvidenceRecord(Record):
     """`distance` is the certified Δ; `posterior_distance` is B1 or B2 at a baseline's output.
 
     `method` holds what a published method reports besides: its own bounds and the constants in them.
+    `replay` lets an audit look towards the parent, whose weights are deleted; records written before it
+    existed have none.
     """
 
     room: ClassVar[int] = 8
@@ -120,6 +137,7 @@ class EvidenceRecord(Record):
     utility: Utility | None
     solver: Settings
     seconds_total: NonNegative | None = None
+    replay: ReplayDirection | None = None
     salt: Salt
     parent: ParentOpening | None = None
 

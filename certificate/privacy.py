@@ -67,6 +67,27 @@ def delta_of(*, epsilon: float, shift: float) -> float:
     return _upper_tail(a) - _density(a) * _mills(b)
 
 
+def loss_exceeds(*, epsilon: float, shift: float) -> float:
+    """The probability that the privacy loss of a release with this shift exceeds ε: Φ(s/2 - ε/s).
+
+    The loss is the logarithm of how much likelier an outcome is under the release than under its reference;
+    for two Gaussians it is N(s²/2, s²), either way round. This is not δ, which is smaller: δ counts only how
+    far the outcomes beyond e^ε exceed it. The probability grows with the shift, so that a bound on the shift
+    bounds it.
+
+    >>> shift = shift_for(epsilon=1.0, delta=1e-5)
+    >>> f"{loss_exceeds(epsilon=1.0, shift=shift):.2e}"
+    '1.61e-04'
+    >>> loss_exceeds(epsilon=1.0, shift=0.0)
+    0.0
+    """
+    _check("epsilon", epsilon, at_least=0.0)
+    _check("shift", shift, at_least=0.0)
+    if shift == 0:
+        return 0.0
+    return _upper_tail(_arguments(epsilon, shift)[0])
+
+
 def shift_for(*, epsilon: float, delta: float) -> float:
     """The largest shift Δ/σ that (ε, δ) allows, rounded down.
 

@@ -62,6 +62,7 @@ class AuditResult(Shown):
     p_value: float
     level: float
     tests: tuple[str, ...]
+    retained_data: str | None = None
     dimension: int
     sigma: float
     target_distance: float

@@ -63,7 +63,11 @@ class AuditResult(BaseModel):
     tests: list[str] = Field(description="Which tests ran.")
     findings: list[TestResult]
     powers: list[PowerShown]
-    detectable_shift: float | None = Field(description="Null without the parent's weights.")
+    retained_data: str | None = Field(
+        default=None,
+        description="`match` or `mismatch`: whether the rows are those the certificate commits to.",
+    )
+    detectable_shift: float | None = Field(description="Null without a direction towards the parent.")
     dimension: int
     allowance: float = Field(description="(Δ* + Δ_replay)/σ.")
     sigma: float

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.web.words import ASSUMPTION, counted
-from certificate.predicate import Origins, Predicate
+from certificate.predicate import Origins
+from certificate.predicate_v1 import OriginsV1
 from certificate.statement import AnyPredicate
 from certificate.vocabulary import ASSUMPTIONS, RegistrationWarning
 
@@ -18,32 +19,21 @@ class CertificateText:
     reference: str
     assumptions: Sequence[tuple[str, str]]
     limits: Sequence[str]
-    origins: Origins
+    origins: Origins | OriginsV1
     warnings: Sequence[str]
 
 
 def text_of(predicate: AnyPredicate) -> CertificateText:
     """Return the sentences of a certificate of format 1 or 2."""
-    if isinstance(predicate, Predicate):
-        guarantee, people = predicate.guarantee, predicate.deletion_set.people
-        return CertificateText(
-            erased_sentence(people, predicate.deletion_set.records),
-            people,
-            guarantee.reference_text,
-            [(ASSUMPTION.get(name, name), sentence) for name, sentence in guarantee.assumption_texts],
-            guarantee.limit_texts,
-            predicate.objective.origins,
-            warning_sentences(predicate.objective.warnings),
-        )
-    people = predicate.deletion_set.subjects
+    guarantee, erased = predicate.guarantee, predicate.deletion_set
     return CertificateText(
-        erased_sentence(people, predicate.deletion_set.records),
-        people,
-        predicate.guarantee.reference,
-        [(ASSUMPTION.get(each.name, each.name), each.basis) for each in predicate.guarantee.assumptions],
-        predicate.guarantee.not_covered,
+        erased_sentence(erased.people, erased.records),
+        erased.people,
+        guarantee.reference_text,
+        [(ASSUMPTION.get(name, name), sentence) for name, sentence in guarantee.assumption_texts],
+        guarantee.limit_texts,
         predicate.objective.origins,
-        (),
+        warning_sentences(predicate.objective.warnings),
     )
 
 

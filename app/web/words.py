@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from app.clock import now
+from certificate.privacy import loss_exceeds, shift_for
 
 # State → (what it is called, what it means for the person who asked).
 ERASURE = {
@@ -188,12 +189,41 @@ def sureness(epsilon: float) -> str:
     return "almost 100 %" if share > 0.994 else f"{100 * share:.0f} %"
 
 
+def one_in(probability: float) -> str:
+    """Say a small probability in words, rounded up so that "at most" stays true.
+
+    >>> one_in(1.612e-4), one_in(1e-5), one_in(0.3), one_in(0.0)
+    ('1 in 6,200', '1 in 100,000', '30 %', '0')
+    """
+    if probability <= 0:
+        return "0"
+    if probability > 0.05:
+        return f"{math.ceil(100 * probability):d} %"
+    waits = 1 / probability
+    unit = 10 ** (math.floor(math.log10(waits)) - 1)
+    return f"1 in {math.floor(waits / unit * (1 + 1e-12)) * unit:,.0f}"
+
+
+def exception(epsilon: float, shift: float) -> str:
+    """Say how often someone may become surer than ε allows: how often the privacy loss exceeds it."""
+    return one_in(loss_exceeds(epsilon=epsilon, shift=shift))
+
+
+def delta_sentence(epsilon: float, delta: float) -> str:
+    """Say in plain words what (ε, δ) means exactly."""
+    return (
+        "For every question one can ask of the file, the probability of each answer differs from the "
+        f"retrained model's by at most a factor of {math.exp(epsilon):.3g} (e^ε), plus {figure(delta)} (δ)."
+    )
+
+
 def policy_sentences(policy: Any, sigma: float | None) -> list[str]:
     """What the owner decided, in sentences."""
     said = [
         f"Each release is noised so that ε = {figure(policy.epsilon)} at δ = {figure(policy.delta)}: someone "
-        f"undecided becomes at most {sureness(policy.epsilon)} sure that a person was in the data "
-        f"(σ = {figure(sigma)}).",
+        f"undecided becomes at most {sureness(policy.epsilon)} sure that a person was in the data; in at "
+        f"most {_exception(policy)} releases they may become surer (σ = {figure(sigma)}). "
+        f"{delta_sentence(policy.epsilon, policy.delta)}",
         f"All releases together stay within ε = {figure(policy.lifetime_epsilon)}, until a retraining.",
         f"A batch runs when {counted(policy.batch_subjects, 'person waits', 'people wait')}, or when the "
         f"oldest request has waited {duration(policy.batch_age_seconds)}.{_company(policy.smallest_batch)}",
@@ -219,6 +249,10 @@ def _company(smallest: int) -> str:
     if smallest == 1:
         return ""
     return f" With fewer than {smallest} people it waits, unless a deadline is near or someone insists."
+
+
+def _exception(policy: Any) -> str:
+    return exception(policy.epsilon, shift_for(epsilon=policy.epsilon, delta=policy.delta))
 
 
 def _method(method: str, fallback: str) -> str:

@@ -90,10 +90,14 @@ def _looks_right(visitor: Visitor, owned: Owned) -> None:
     assert certificate.count('aria-hidden="true">✓</span>') == 8
     assert "Verified" in certificate
     assert "73 %" in certificate
+    assert "In at most 1 in 6,200 such releases they may become surer" in certificate
+    assert "by at most a factor of 2.72 (e^ε), plus 10⁻⁵ (δ)." in certificate
+    assert "but for a chance of" not in certificate, "δ is not the probability of a larger loss"
     model = visitor.get("/models/toy").text
     assert "Version 1" in model
     assert "of 8</span>" in model
     assert "Micro-F1" in model
+    assert "in at most 1 in 6,200 releases they may become surer" in model
     found = visitor.get(f"/erasures?q={owned.erasure.upper()}")
     assert found.headers["location"] == f"/erasures/{owned.erasure}"
     assert "2 requests found" in visitor.get(f"/erasures?q={SECRET}").text

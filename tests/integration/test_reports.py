@@ -12,13 +12,14 @@ from app.access.scopes import Scope
 from app.bootstrap import Services
 from app.clock import new_id, now
 from app.db import transitions
-from app.db.states import JobKind, JobState
-from app.db.tables import ApiKey, Certificate, Job, Tenant
+from app.db.states import JobKind, JobState, PartRole
+from app.db.tables import ApiKey, Certificate, DatasetPart, Job, Tenant
 from tests.integration.harness import MANIFEST, dataset, key_for, parquet
 from tests.integration.model_api import Api, Headers, work
 from worker.engine import noise
-from worker.pipeline import report
+from worker.pipeline import release, report, run
 from worker.pipeline.run import JOBS
+from worker.pipeline.solve import published_weights
 
 
 @pytest.fixture
@@ -162,10 +163,11 @@ def test_an_audit_finds_an_honest_release_consistent(method: str, api: Api, serv
     assert (found["state"], found["version"]) == ("completed", 1), found["error"]
     result = found["result"]
     assert result["verdict"] == "consistent with an honest release"
-    assert result["tests"] == ["length of the noise", "shape of the noise"]
-    assert "did not look for a model that stayed near its parent" in result["summary"]
+    assert result["tests"] == ["length of the noise", "shape of the noise", "lean towards the parent"]
+    assert result["retained_data"] == "match"
+    assert "The retained rows are those that the certificate commits to." in result["summary"]
+    assert "a model that did not move" in {power["alternative"][:25] for power in result["powers"]}
     assert result["replay_distance"] <= MANIFEST["policy"]["target_distance"] / 10
-    assert result["detectable_shift"] is None
     assert [item["id"] for item in get(api, f"{certificate}/audits")["items"]] == [found["id"]]
 
 
@@ -178,6 +180,66 @@ def test_an_audit_finds_missing_noise(
     where = ask(ready, f"{certificate}/audits")
     work(services)
     assert get(ready, where)["result"]["verdict"] == "not consistent with an honest release"
+
+
+def test_an_audit_finds_a_model_that_did_not_move(
+    ready: Api, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The release noises its parent instead of the solved point; nothing of the parent is left by then."""
+    whole = erase(ready, services, "s1", "s2")
+    assert audited(ready, services, whole)["verdict"] == "consistent with an honest release"
+    write = release.write_draft
+
+    def unmoved(context: Any, resolved: Any, solved: Any, *rest: Any) -> Any:
+        solved.w.copy_(published_weights(context, solved.objective))
+        return write(context, resolved, solved, *rest)
+
+    with monkeypatch.context() as dishonest:
+        dishonest.setattr(run, "write_draft", unmoved)
+        certificate = erase(ready, services, *(f"s{i}" for i in range(3, 28)))
+    result = audited(ready, services, certificate)
+    assert result["verdict"] == "not consistent with an honest release"
+    forgetting = next(f for f in result["findings"] if f["check"] == "lean towards the parent")
+    assert forgetting["p_value"] < 1e-6
+
+
+def audited(api: Api, services: Services, certificate: str) -> Any:
+    where = ask(api, f"{certificate}/audits")
+    work(services)
+    found = get(api, where)
+    assert found["state"] == "completed", found["error"]
+    return found["result"]
+
+
+@pytest.mark.parametrize("name", ["apart", "zpart"])
+def test_an_audit_knows_the_rows_of_an_append_by_their_commitment(
+    name: str, ready: Api, services: Services
+) -> None:
+    erase(ready, services, "s1", "s2")
+    ready.put(f"dataset/{name}", dataset(rows=50, subjects=20, seed=5))
+    ready.call("POST", "/toy/append", 202)
+    work(services)
+    certificate = f"/v1/certificates/{newest_certificate(services)}"
+    assert audited(ready, services, certificate)["retained_data"] == "match"
+    assert audited(ready, services, erase(ready, services, "s3", "s4"))["retained_data"] == "match"
+
+
+def newest_certificate(services: Services) -> Any:
+    with services.database.reading() as session:
+        return session.scalars(select(Certificate.id).order_by(Certificate.chain_index.desc())).first()
+
+
+def test_an_audit_of_other_rows_than_the_certificate_commits_to_fails(ready: Api, services: Services) -> None:
+    certificate = erase(ready, services, "s1", "s2")
+    with services.database.reading() as session:
+        part = session.scalars(select(DatasetPart).where(DatasetPart.role == PartRole.TRAIN)).one()
+    services.storage.write(part.path, [dataset(rows=300, subjects=100, seed=99)])
+    result = audited(ready, services, certificate)
+    assert (result["retained_data"], result["verdict"]) == (
+        "mismatch",
+        "not consistent with an honest release",
+    )
+    assert result["summary"].startswith("The retained rows are not those that the certificate commits to")
 
 
 @pytest.mark.parametrize("moment", ["waiting", "running"])

@@ -3,11 +3,20 @@
 import math
 
 import mpmath
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from certificate.privacy import classical_sigma, compose, delta_of, epsilon_for, shift_for, sigma_for
+from certificate.privacy import (
+    classical_sigma,
+    compose,
+    delta_of,
+    epsilon_for,
+    loss_exceeds,
+    shift_for,
+    sigma_for,
+)
 
 
 def exact_delta(epsilon: float, shift: float) -> mpmath.mpf:
@@ -149,3 +158,36 @@ def test_zero_distance_and_zero_epsilon_are_refused_where_no_finite_answer_exist
         sigma_for(epsilon=1.0, delta=1e-5, distance=0.0)
     with pytest.raises(ValueError, match="epsilon"):
         shift_for(epsilon=0.0, delta=1e-5)
+
+
+@given(shift=log_shifts, a=st.floats(-8, 37))
+@settings(max_examples=300, deadline=None)
+def test_the_probability_of_a_larger_loss_has_full_relative_precision(shift: float, a: float) -> None:
+    epsilon = max(0.0, shift * (a + shift / 2))
+    with mpmath.workdps(60):
+        e, s = mpmath.mpf(epsilon), mpmath.mpf(shift)
+        exact = mpmath.ncdf(s / 2 - e / s)
+    assume(exact >= mpmath.mpf("1e-300"))
+    found = loss_exceeds(epsilon=epsilon, shift=shift)
+    assert abs(found / exact - 1) < 1e-12
+    assert found >= delta_of(epsilon=epsilon, shift=shift)
+
+
+@pytest.mark.parametrize(("epsilon", "shift"), [(0.0, 1.0), (0.5, 0.4), (1.0, 1.0), (3.0, 1.5)])
+def test_the_probability_of_a_larger_loss_and_delta_are_what_sampled_losses_give(
+    epsilon: float, shift: float
+) -> None:
+    """One release of N(s, 1) against N(0, 1): its loss at x is s·x - s²/2."""
+    x = shift + np.random.default_rng(4).standard_normal(2_000_000)
+    loss = shift * x - shift**2 / 2
+    spread = 4 / math.sqrt(len(x))
+    assert np.mean(loss > epsilon) == pytest.approx(loss_exceeds(epsilon=epsilon, shift=shift), abs=spread)
+    excess = np.mean(np.maximum(0.0, 1 - np.exp(epsilon - loss)))
+    assert excess == pytest.approx(delta_of(epsilon=epsilon, shift=shift), abs=spread)
+
+
+def test_delta_is_not_the_probability_that_the_loss_exceeds_epsilon() -> None:
+    shift = shift_for(epsilon=1.0, delta=1e-5)
+    assert loss_exceeds(epsilon=1.0, shift=shift) == pytest.approx(1.612e-4, rel=1e-3)
+    assert loss_exceeds(epsilon=0.0, shift=1e-9) == pytest.approx(0.5)
+    assert loss_exceeds(epsilon=1e300, shift=1e-300) == 0.0

@@ -43,9 +43,12 @@ def build(
     if not bool(torch.isfinite(total.square()) & torch.isfinite(mean).all()):
         return None
     width = features.shape[1]
-    basis, values = _leading(scaled, min(rank, len(features)), seed)
+    try:
+        basis, values = _leading(scaled, min(rank, len(features)), seed)
+        alpha, outputs_basis = torch.linalg.eigh(mean)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return None  # no convergence: the features are scaled beyond what float32 resolves
     tail = ((total - values.sum()) / max(1, width - len(values))).clamp(min=0)
-    alpha, outputs_basis = torch.linalg.eigh(mean)
     alpha = alpha.clamp(min=0)[:, None]
     return Kronecker(
         outputs_basis=outputs_basis,

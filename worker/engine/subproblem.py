@@ -17,8 +17,19 @@ class Quadratic:
     product: Callable[[Tensor], Tensor]  # (d,) -> (d,)
     inverse: Callable[[Tensor], Tensor] | None = None  # (d,) -> (d,), symmetric positive definite
 
-    def precondition(self, r: Tensor) -> Tensor:
-        return r if self.inverse is None else self.inverse(r)
+    def precondition(self, r: Tensor) -> tuple[Tensor, float]:
+        """Return z = M⁻¹r and rᵀz > 0, or r itself where arithmetic leaves the inverse no positive rᵀz.
+
+        An inverse is positive definite only in exact arithmetic. On badly scaled features the one built from
+        float32 rows can underflow to rᵀz = 0, overflow, or round to a negative rᵀz; conjugate gradients would
+        then divide by it. Steering by r is always a descent direction.
+        """
+        if self.inverse is not None:
+            z = self.inverse(r)
+            rz = float(r @ z)
+            if math.isfinite(rz) and rz > 0:
+                return z, rz
+        return r, float(r @ r)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +51,15 @@ def steihaug(quadratic: Quadratic, radius: float, *, tolerance: float, limit: in
     """Conjugate gradients, stopped at the region's edge (Steihaug 1983; Nocedal & Wright 2e, alg. 7.2).
 
     The region stays a Euclidean ball under preconditioning. Then ‖p‖ need not grow at every iteration, but
-    m falls at every one, so the point where the path first leaves the ball is still a descent step.
+    m falls at every one, so the point where the path first leaves the ball is still a descent step. Where
+    rᵀz is zero or not finite no further direction can be computed, and the solve ends with what it has.
     """
     p = torch.zeros_like(quadratic.gradient)
     r = quadratic.gradient.clone()  # g + Hp throughout
-    z = quadratic.precondition(r)
+    z, rz = quadratic.precondition(r)
     d = -z
-    rz = float(r @ z)
     products = 0
-    while products < limit and _norm(r) > tolerance:
+    while products < limit and _norm(r) > tolerance and rz > 0 and math.isfinite(rz):
         hd = quadratic.product(d)
         products += 1
         curvature = float(d @ hd)
@@ -59,8 +70,8 @@ def steihaug(quadratic: Quadratic, radius: float, *, tolerance: float, limit: in
             tau = _to_boundary(p, d, radius)
             return _proposal(quadratic, p + tau * d, r + tau * hd, boundary=True, products=products)
         p, r = p + alpha * d, r + alpha * hd
-        z = quadratic.precondition(r)
-        rz, previous = float(r @ z), rz
+        previous = rz
+        z, rz = quadratic.precondition(r)
         d = (rz / previous) * d - z
     return _proposal(quadratic, p, r, boundary=False, products=products)
 
@@ -82,12 +93,19 @@ def _proposal(quadratic: Quadratic, p: Tensor, r: Tensor, *, boundary: bool, pro
 
 
 def _to_boundary(p: Tensor, d: Tensor, radius: float) -> float:
-    """τ ≥ 0 with ‖p + τd‖ = radius; the root in the form that does not cancel."""
-    a, b, c = float(d @ d), float(p @ d), radius**2 - float(p @ p)
-    root = math.sqrt(max(0.0, b * b + a * c))
-    if b > 0:
-        return max(0.0, c) / (b + root)
-    return (root - b) / a if a > 0 else 0.0
+    """Return τ ≥ 0 with ‖p + τd‖ = radius, from the form of the root that does not cancel.
+
+    Lengths are taken relative to the radius and to ‖d‖, so that no square overflows or underflows.
+    """
+    length = _norm(d)
+    if not (math.isfinite(radius) and math.isfinite(length) and length > 0):
+        return 0.0
+    unit = d / length
+    inside = p / radius
+    b, c = float(inside @ unit), max(0.0, 1 - float(inside @ inside))
+    root = math.sqrt(b * b + c)
+    share = c / (b + root) if b > 0 else root - b
+    return share * (radius / length)
 
 
 def _norm(v: Tensor) -> float:

@@ -31,9 +31,11 @@ class Power:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """`level` is each test's own; `move` is ‖parent - ŵ_R‖/σ, `earlier` the length of the earlier noise.
+    """`level` is each test's own, `earlier` the length of the earlier noise.
 
-    None: not known, and the test that would need it does not run.
+    `move` is ⟨u, parent - ŵ_R⟩/σ along the tested direction u, and `cosine` that of the angle between u and
+    parent - ŵ_R: ‖parent - ŵ_R‖/σ and 1 where the parent's weights are known. None: there is no direction,
+    and the test that would need it does not run.
     """
 
     slack: Slack
@@ -41,6 +43,7 @@ class Situation:
     sigma: float
     move: float | None
     earlier: float | None
+    cosine: float = 1.0
 
 
 def powers(situation: Situation) -> tuple[Power, ...]:
@@ -52,28 +55,30 @@ def powers(situation: Situation) -> tuple[Power, ...]:
         Alternative.DOUBLE_NOISE: _double_noise(slack, level),
         Alternative.FLAT_NOISE: _flat_noise(slack, level),
     }
-    if situation.move:
+    if situation.move is not None:
         figures[Alternative.NOT_MOVED] = _not_moved(slack, level, situation.move)
     if situation.earlier:
         figures[Alternative.REPEATED_NOISE] = _repeated(slack, level, situation.earlier)
     return tuple(Power(alternative, power) for alternative, power in figures.items())
 
 
-def detectable_shift(situation: Situation, power: float = 0.9) -> float:
+def detectable_shift(situation: Situation, power: float = 0.9) -> float | None:
     """How far towards the parent, in the weights' units, a model must lean to be found with this power."""
+    if situation.move is None or situation.cosine <= 0:
+        return None
     threshold = tails.along_critical(situation.level, situation.slack) + situation.slack.rounding
-    return situation.sigma * (threshold + float(special.ndtri(power)))
+    return situation.sigma * (threshold + float(special.ndtri(power))) / situation.cosine
 
 
 def _no_noise(slack: Slack, level: float) -> float:
     """z is s alone: found for certain, or perhaps never."""
-    found = slack.allowance + slack.rounding <= tails.norm_critical_below(level / 2, slack)
+    found = slack.allowance + slack.length <= tails.norm_critical_below(level / 2, slack)
     return 1.0 if found else 0.0
 
 
 def _half_noise(slack: Slack, level: float) -> float:
     """z = ξ/2 + s, so ‖2z‖² is noncentral χ²; the longest s hides it best."""
-    reach = tails.norm_critical_below(level / 2, slack) - slack.rounding
+    reach = tails.norm_critical_below(level / 2, slack) - slack.length
     if reach <= 0:
         return 0.0
     return 1 - tails.norm_above(2 * reach, Slack(slack.dimension, 2 * slack.allowance, 0.0, 0.0))
@@ -81,7 +86,7 @@ def _half_noise(slack: Slack, level: float) -> float:
 
 def _double_noise(slack: Slack, level: float) -> float:
     """z = 2ξ + s; no shift at all hides it best."""
-    reach = tails.norm_critical_above(level / 2, slack) + slack.rounding
+    reach = tails.norm_critical_above(level / 2, slack) + slack.length
     return tails.norm_above(reach / 2, Slack(slack.dimension, 0.0, 0.0, 0.0))
 
 

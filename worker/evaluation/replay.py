@@ -15,11 +15,13 @@ from scipy import special
 from torch import Tensor
 
 from worker.evaluation import tails
+from worker.evaluation.direction import Lean
 from worker.evaluation.power import Power, Situation, detectable_shift, powers
 from worker.evaluation.tails import Slack
 
 FLOAT64_ROUNDOFF = 2.0**-53
 FLOAT32_ROUNDOFF = 2.0**-24
+_DITHER = 1  # any fixed seed: the dither must be independent of the noise, not secret
 
 
 class Verdict(StrEnum):
@@ -59,7 +61,7 @@ class ReplayAudit:
 def audit(
     published: Tensor,
     replayed: Tensor,
-    parent: Tensor | None,
+    parent: Tensor | Lean | None,
     *,
     sigma: float,
     target_distance: float,
@@ -67,39 +69,57 @@ def audit(
     level: float = 1e-3,
     earlier_noise: Tensor | None = None,
     unit_roundoff: float = FLOAT64_ROUNDOFF,
+    grid_step: float = 0.0,
 ) -> ReplayAudit:
     """Test a release; all vectors are flat, (d,). False alarms have probability at most `level`.
 
     `target_distance` is Δ*; for a retrained release, the distance its training was held to. `earlier_noise`
     is an earlier release's (published - ŵ_R)/σ. `unit_roundoff` is that of the type the weights are stored
-    in. Without `parent`, whose weights are deleted when they are superseded, the release is not tested for
-    leaning towards it; the level is shared among the tests that run.
+    in, `grid_step` the step of the grid that the release was rounded to, 0 if it was not. The parent's
+    weights are deleted when they are superseded; a `Lean` takes their place. Without either, the release is
+    not tested for leaning towards the parent, and the level is shared among the tests that run.
     """
     published, replayed = (_vector(v, published.numel()) for v in (published, replayed))
     _check_numbers(sigma, target_distance, replay_distance, level)
+    if not 0 <= grid_step <= tails.MOST_GRID * sigma:
+        raise ValueError(f"the grid's step must be at most σ/2, got {grid_step} with σ = {sigma}")
     difference = published - replayed
     slack = Slack(
         dimension=published.numel(),
         allowance=(target_distance + replay_distance) / sigma,
         rounding=unit_roundoff * _norm(published) / sigma,
         rounding_each=unit_roundoff * float(published.abs().max()) / sigma,
+        grid=grid_step / sigma,
     )
     if not (math.isfinite(slack.allowance) and math.isfinite(slack.rounding)):
         raise ValueError("σ is too small against the distances or the weights to divide by")
     earlier = None if earlier_noise is None else _vector(earlier_noise, published.numel())
-    move = None if parent is None else _vector(parent, published.numel()) - replayed
+    lean = _lean(parent, replayed)
     findings = [_norm_finding(difference, sigma, slack), _shape_finding(difference, sigma, slack)]
-    for check, direction in ((Check.FORGETTING, move), (Check.REPEAT, earlier)):
-        if direction is not None and _norm(direction) > 0:
-            findings.append(_component_finding(check, difference, direction, sigma, slack))
+    if lean is not None:
+        findings.append(_component_finding(Check.FORGETTING, difference, lean.direction, sigma, slack))
+    if earlier is not None and _norm(earlier) > 0:
+        findings.append(_component_finding(Check.REPEAT, difference, earlier, sigma, slack))
     situation = Situation(
         slack=slack,
         level=level / len(findings),
         sigma=sigma,
-        move=None if move is None else _norm(move) / sigma,
+        move=None if lean is None else lean.reach / sigma,
         earlier=None if earlier is None else _norm(earlier),
+        cosine=1.0 if lean is None else lean.cosine,
     )
-    return _conclude(findings, situation, level)
+    return _conclude(findings, situation, level, parent=parent is not None)
+
+
+def _lean(parent: Tensor | Lean | None, replayed: Tensor) -> Lean | None:
+    """The direction to test, if there is one: a parent equal to ŵ_R leaves none."""
+    if parent is None:
+        return None
+    if isinstance(parent, Lean):
+        direction = _vector(parent.direction, replayed.numel())
+        return Lean(direction, parent.reach, parent.cosine) if _norm(direction) > 0 else None
+    move = _vector(parent, replayed.numel()) - replayed
+    return Lean(move, reach=_norm(move), cosine=1.0) if _norm(move) > 0 else None
 
 
 def noise_estimate(published: Tensor, replayed: Tensor, *, sigma: float) -> Tensor:
@@ -116,7 +136,10 @@ def _norm_finding(difference: Tensor, sigma: float, slack: Slack) -> Finding:
 
 
 def _shape_finding(difference: Tensor, sigma: float, slack: Slack) -> Finding:
-    expected = special.ndtr(np.sort((difference / sigma).cpu().numpy()))
+    z = (difference / sigma).cpu().numpy()
+    if slack.grid > 0:  # spread each weight over its cell of the grid (see `tails.ks_bias`)
+        z = z + slack.grid * (np.random.default_rng(_DITHER).random(len(z)) - 0.5)
+    expected = special.ndtr(np.sort(z))
     steps = np.arange(len(expected) + 1) / len(expected)
     distance = float(max(np.max(steps[1:] - expected), np.max(expected - steps[:-1])))
     return Finding(Check.SHAPE, distance, tails.ks_above(distance, slack))
@@ -130,7 +153,7 @@ def _component_finding(
     return Finding(check, component, tails.along(component, slack))
 
 
-def _conclude(findings: list[Finding], situation: Situation, level: float) -> ReplayAudit:
+def _conclude(findings: list[Finding], situation: Situation, level: float, *, parent: bool) -> ReplayAudit:
     p_value = min(1.0, len(findings) * min(finding.p_value for finding in findings))
     verdict = Verdict.INCONSISTENT if p_value <= level else Verdict.CONSISTENT
     named = powers(situation)
@@ -140,10 +163,10 @@ def _conclude(findings: list[Finding], situation: Situation, level: float) -> Re
         level=level,
         findings=tuple(findings),
         powers=named,
-        detectable_shift=detectable_shift(situation) if situation.move else None,
+        detectable_shift=detectable_shift(situation),
         dimension=situation.slack.dimension,
         allowance=situation.slack.allowance,
-        summary=_summary(verdict, p_value, level, findings, named, parent=situation.move is not None),
+        summary=_summary(verdict, p_value, level, findings, named, parent=parent),
     )
 
 
@@ -169,7 +192,9 @@ def _summary(
     if weak:
         parts.append(f"It could well have missed: {', '.join(weak)}.")
     if not parent:
-        parts.append("Without the parent's weights it did not look for a model that stayed near its parent.")
+        parts.append(
+            "Without a direction towards the parent it did not look for a model that stayed near its parent."
+        )
     parts.append("It takes the retained rows it was given on trust.")
     return " ".join(parts)
 

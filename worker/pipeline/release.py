@@ -33,13 +33,14 @@ from worker import devices
 from worker.distributed import current
 from worker.distributed.leading import ranks_of
 from worker.engine import noise
+from worker.evaluation.direction import direction_for
 from worker.loading import checkpoints
 from worker.loading.families import family_of
 from worker.pipeline.certify import sums_floating_point_noise
 from worker.pipeline.claim import Claim
 from worker.pipeline.context import Context
 from worker.pipeline.resolve import Resolved
-from worker.pipeline.solve import Solved
+from worker.pipeline.solve import Solved, published_weights
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def write_draft(
     parent = context.current_version()
     certificate_id, version = new_id(), parent.number + 1
     opening = None if parent.number else ParentOpening(sha256=parent.sha256, salt=new_salt())
-    evidence = _evidence(certificate_id, resolved, solved, claim, opening)
+    evidence = _evidence(context, certificate_id, resolved, solved, claim, opening)
     objective, deletion_set = _objective(context, resolved), _deletion_set(resolved)
     guarantee, runtime = _guarantee(context, claim, solved.mechanism), _runtime(solved)
     current.team(context.services.settings).forget()  # no other rank holds the point when it is noised
@@ -207,6 +208,7 @@ def with_utility(draft: Draft, utility: Utility | None) -> Draft:
 
 
 def _evidence(
+    context: Context,
     certificate_id: UUID,
     resolved: Resolved,
     solved: Solved,
@@ -238,6 +240,11 @@ def _evidence(
         utility=None,
         solver={"outcome": solved.outcome, "passes": solved.passes},
         seconds_total=solved.seconds,
+        replay=direction_for(
+            certificate_id=str(certificate_id),
+            parent=published_weights(context, solved.objective),
+            sigma=claim.sigma,
+        ),
         salt=new_salt(),
         parent=parent,
     )
