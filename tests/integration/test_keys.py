@@ -6,14 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from app.bootstrap import Services
-from app.certificates.service import inclusion, key_set
+from app.certificates.service import head, inclusion, key_set
 from app.clock import new_id, now
 from app.settings import Settings
-from app.vault import KeyProblem
+from app.vault import KeyProblem, write_private
 from certificate.envelope import Envelope, sign
+from certificate.errors import LogProofInvalid
 from certificate.keys import SigningKey
+from certificate.note import verify_checkpoint
 from certificate.receipt import (
     NO_DATA_PAYLOAD,
     NoDataHeldV1,
@@ -107,6 +110,54 @@ def test_a_strange_signing_key_signs_nothing_until_it_is_rotated_in(services: Se
     for attempt in (announce_key, rotate):
         with services.database.writing() as session, pytest.raises(KeyProblem, match="replaced by a newer"):
             attempt(session, old, 3)
+    with services.database.writing() as session, pytest.raises(KeyProblem, match="nothing was rotated"):
+        rotate(session, new, 3)
+
+
+def test_a_rotation_signs_the_tree_head_again_and_moves_nothing_else(services: Services) -> None:
+    old, new = SigningKey.generate(), SigningKey.generate()
+    with services.database.writing() as session:
+        log.append(session, "00" * 32, old, "lethe")
+        before = log.lock(session).note
+    with services.database.writing() as session:
+        log.hand_over(session, new, "lethe")
+    with services.database.reading() as session:
+        keys, after = key_set(session), head(session).note
+    assert before.split("\n\n")[0] == after.split("\n\n")[0], "the same tree"
+    assert verify_checkpoint(after, keys).size == 1
+    with pytest.raises(LogProofInvalid, match="retired key"):
+        verify_checkpoint(before, keys)
+
+
+def test_a_worker_signs_a_head_that_an_earlier_version_left_under_the_old_key(services: Services) -> None:
+    old, new = SigningKey.generate(), SigningKey.generate()
+    with services.database.writing() as session:
+        assert not log.renew_head(session, old, "lethe"), "an empty log has no head to sign"
+        log.append(session, "00" * 32, old, "lethe")
+        rotate(session, new, 1)
+    with services.database.writing() as session:
+        assert log.renew_head(session, new, "lethe")
+        assert not log.renew_head(session, new, "lethe")
+    with services.database.reading() as session:
+        assert verify_checkpoint(head(session).note, key_set(session)).size == 1
+
+
+@pytest.mark.parametrize("given", ["file", "variable"])
+def test_a_retired_key_is_refused_with_the_place_where_the_new_one_belongs(
+    settings: Settings, services: Services, given: str
+) -> None:
+    old, new = SigningKey.generate(), SigningKey.generate()
+    with services.database.writing() as session:
+        announce_key(session, old, 0)
+        rotate(session, new, 0)
+    place = str(settings.signing_key_path)
+    write_private(settings.signing_key_path, old.to_pem().encode())
+    if given == "variable":
+        settings = settings.model_copy(update={"signing_key": SecretStr(old.to_pem())})
+        place = "LETHE_SIGNING_KEY"
+    with services.database.reading() as session, pytest.raises(KeyProblem, match="Put the new key") as told:
+        check_known(session, settings)
+    assert place in str(told.value)
 
 
 def test_statements_of_no_data_outlive_a_rotation(services: Services) -> None:

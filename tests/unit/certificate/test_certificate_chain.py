@@ -139,7 +139,7 @@ def test_links_must_count_up_by_one_and_be_of_one_model():
 def test_a_parent_that_contradicts_the_chain_is_refused():
     refused(report_on(resigned("tr-proved", parent={"weights_sha256": "0" * 64})), 6, "parent's weights")
     older = {"version": 0, "weights_sha256": None, "commitment": "0" * 64}
-    refused(report_on(resigned("tr-proved", parent=older, version=1)), 6, "is older")
+    refused(report_on(resigned("tr-proved", parent=older, version=1), evidence=None), 6, "is older")
 
 
 def test_a_certificate_that_was_never_logged_is_refused():

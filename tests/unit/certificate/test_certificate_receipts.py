@@ -108,7 +108,7 @@ def test_a_receipt_states_its_rule_and_opens_in_any_normal_form():
     assert entry.commitment == subject_digest(salt=entry.salt, subject_id=COMPOSED)
     (receipt,) = issue_receipts([entry], certificate_digest=DIGEST)
     assert (receipt.format, receipt.identifier_rule) == ("urn:lethe:receipt:v2", "nfc-exact-v1")
-    alone = SET.model_copy(update={"subjects": 1, "root": deletion_root([entry])})
+    alone = SET.model_copy(update={"commitments": 1, "root": deletion_root([entry])})
     for subject in (COMPOSED, DECOMPOSED):
         verify_receipt(receipt, certificate_digest=DIGEST, deletion_set=alone, subject_id=subject)
     for other in ("zo\u00eb", "Zo\u00eb ", "Zoe"):
@@ -122,7 +122,7 @@ def test_a_receipt_of_the_first_format_opens_with_the_identifier_as_it_was_sent(
     assert b"identifier_rule" not in receipt.to_bytes()
     read = Receipt.read(receipt.to_bytes(), "receipt")
     assert (read, read.format) == (receipt, "urn:lethe:receipt:v1")
-    alone = SET.model_copy(update={"subjects": 1, "root": deletion_root([entry])})
+    alone = SET.model_copy(update={"commitments": 1, "root": deletion_root([entry])})
     verify_receipt(read, certificate_digest=DIGEST, deletion_set=alone, subject_id=DECOMPOSED)
     with pytest.raises(ReceiptInvalid, match="not about this subject"):
         verify_receipt(read, certificate_digest=DIGEST, deletion_set=alone, subject_id=COMPOSED)
