@@ -23,10 +23,10 @@ from certificate.commitment import (
     tree_of_leaves,
 )
 from certificate.envelope import Envelope, check_signature, from_base64, parse, sign
-from certificate.errors import ReceiptInvalid, UnusableInput, VerificationError
+from certificate.errors import LogProofInvalid, ReceiptInvalid, UnusableInput, VerificationError
 from certificate.keys import KeySet, Signer
-from certificate.merkle import leaf_hash, verify_inclusion
-from certificate.note import verify_checkpoint
+from certificate.merkle import leaf_hash, verify_consistency, verify_inclusion
+from certificate.note import RETIRED, Checkpoint, verify_checkpoint, verify_head
 from certificate.predicate import DeletionSet
 from certificate.predicate_v1 import DeletionSetV1
 from certificate.records import (
@@ -44,6 +44,10 @@ from certificate.records import (
 
 NO_DATA_PAYLOAD = "application/vnd.lethe.no-data-held+json"
 NO_DATA_RECEIPT = "urn:lethe:no-data-receipt:v2"
+
+LaterHead = tuple[str, Sequence[str]]
+"""A signed tree head, and the proof that leads to it from an earlier one."""
+
 _UNDATED = (
     "the statement is of the first format: it is not in the log, so only its signer says when it was made."
 )
@@ -218,15 +222,19 @@ def no_data_receipt(
     )
 
 
-def verify_no_data_receipt(document: bytes, keys: KeySet, *, subject_id: str | None = None) -> NoDataHeld:
+def verify_no_data_receipt(
+    document: bytes, keys: KeySet, *, subject_id: str | None = None, later: LaterHead | None = None
+) -> NoDataHeld:
     """Return the statement of a receipt once it is proved to be signed, logged, and about `subject_id`.
 
-    The keys are the verifier's: those inside the document are only what the issuer says they are.
+    The keys are the verifier's: those inside the document are only what the issuer says they are. A receipt
+    from before a key rotation needs `later`, a tree head signed since, with the proof that it extends the
+    receipt's: `GET /v1/log/consistency` serves both to anyone.
     """
     try:
         receipt = NoDataReceipt.read(document, "receipt")
         envelope = parse(from_base64(receipt.envelope))
-        head = verify_checkpoint(receipt.log.checkpoint, keys)
+        head = _head_in_force(receipt.log.checkpoint, keys, later)
         leaf, path = leaf_hash(bytes.fromhex(envelope.digest)), [bytes.fromhex(s) for s in receipt.log.path]
         if not verify_inclusion(leaf, receipt.log.index, head.size, path, head.root):
             raise ReceiptInvalid(
@@ -241,15 +249,29 @@ def verify_no_data_receipt(document: bytes, keys: KeySet, *, subject_id: str | N
     return statement
 
 
+def _head_in_force(note: str, keys: KeySet, later: LaterHead | None) -> Checkpoint:
+    """Return the tree head of a note if a key in use signed it, or a later head that extends it."""
+    signed = verify_head(note, keys)
+    if signed.retired:
+        if later is None:
+            raise LogProofInvalid(RETIRED)
+        newer, path = verify_checkpoint(later[0], keys), [bytes.fromhex(step) for step in later[1]]
+        older = signed.head
+        same = newer.origin == older.origin
+        if not same or not verify_consistency(older.size, newer.size, path, older.root, newer.root):
+            raise LogProofInvalid("the later tree head does not extend the receipt's")
+    return signed.head
+
+
 def verify_no_data_held(
-    document: bytes, keys: KeySet, *, subject_id: str | None = None
+    document: bytes, keys: KeySet, *, subject_id: str | None = None, later: LaterHead | None = None
 ) -> NoDataHeld | NoDataHeldV1:
     """Return the verified "no data held" statement of either format.
 
     One of the first format is a bare envelope by a key valid at the log size that it names.
     """
     if _field(document, "format") == NO_DATA_RECEIPT:
-        return verify_no_data_receipt(document, keys, subject_id=subject_id)
+        return verify_no_data_receipt(document, keys, subject_id=subject_id, later=later)
     try:
         parsed = parse(document)
         if _field(parsed.payload, "format") == NoDataHeld.model_fields["format"].default:

@@ -275,7 +275,8 @@ def _optional_lines(case: Case, envelope: Envelope | None, statement: AnyStateme
 def _check_receipt(case: Case, receipt: Receipt | bytes, envelope: Envelope, statement: AnyStatement) -> str:
     opened = "opened with the subject given" if case.subject is not None else "not opened: no subject given"
     if isinstance(receipt, bytes):
-        held = verify_no_data_held(receipt, case.keys, subject_id=case.subject)
+        later = None if case.since is None else (case.since.checkpoint, case.since.path)
+        held = verify_no_data_held(receipt, case.keys, subject_id=case.subject, later=later)
         if held.model_id != statement.predicate.model_id:
             raise ReceiptInvalid("the receipt is about another model")
         return f"{describe_no_data_held(held)} Commitment {opened}"

@@ -126,9 +126,9 @@ def captured_log(settings: Settings) -> Iterator[io.StringIO]:
 
 
 def forget_streams() -> None:
-    for module in list(sys.modules.values()):
-        if isinstance(logger := getattr(module, "log", None), type(structlog.get_logger())):
-            vars(logger).pop("bind", None)
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("app.", "worker.")) and hasattr(module, "log"):
+            vars(module.log).pop("bind", None)
 
 
 def run(world: World, content: bytes) -> None:

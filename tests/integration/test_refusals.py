@@ -223,5 +223,5 @@ def test_a_retry_under_the_same_choices_is_as_good_as_the_first_try(api: Api, se
     api.call("PATCH", "/toy", json={"policy": {"fallback": "retrain", "method": "retrain"}})
     api.gateway.post(f"/v1/batches/{batch_id}/retry", headers=api.headers)
     work(services)
-    assert attempts(services)[0].choices[2] == IMPOSSIBLE
+    assert {attempt.choices[2] for attempt in attempts(services)} == {IMPOSSIBLE}
     assert not changed(services)

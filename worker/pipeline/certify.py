@@ -16,6 +16,7 @@ from certificate.chain import extend_lifetime
 from certificate.predicate import Lifetime
 from certificate.predicate_v1 import LifetimeV1
 from certificate.privacy import LARGEST_DIMENSION, SMALLEST_DELTA, grid_step
+from certificate.statement import AnyPredicate
 from worker.engine import noise
 from worker.engine.networks.kantorovich import Kantorovich
 from worker.engine.networks.nearing import ENOUGH
@@ -178,12 +179,17 @@ def noise_refusal(w: Tensor, sigma: float) -> Refusal | None:
     return Refusal(HeldReason.NOT_CERTIFIABLE, detail)
 
 
+def previous_predicate(context: Context) -> AnyPredicate | None:
+    """Return what the model's last certificate says; None before the first."""
+    last = _last(context)
+    return None if last is None else statement.parse(envelope.parse(last.envelope).payload).predicate
+
+
 def sums_floating_point_noise(context: Context, mechanism: Method | Literal["discarded"]) -> bool:
     """Whether the running sum of the next release includes one of certificate format 1."""
-    last = _last(context)
-    if last is None or mechanism == "retrain":
+    said = previous_predicate(context)
+    if said is None or mechanism == "retrain":
         return False
-    said = statement.parse(envelope.parse(last.envelope).payload).predicate
     return said.format_version == 1 or any(
         name == "floating-point-noise" for name, _ in said.guarantee.assumption_texts
     )

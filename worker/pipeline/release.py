@@ -14,6 +14,7 @@ from app.db.tables import Version
 from app.storage import Stored
 from app.version import VERSION
 from certificate import assurance, predicate
+from certificate.chain import date_after
 from certificate.checkpoint import header_metadata
 from certificate.commitment import commit_retained, deletion_root
 from certificate.evidence import (
@@ -28,7 +29,7 @@ from certificate.evidence import (
 from certificate.predicate import SMALLEST_DESCRIBED_SET, Lifetime, Predicate
 from certificate.privacy import NOISE_RESIDUAL, grid_step
 from certificate.records import new_salt
-from certificate.statement import parse_current, serialise, statement_for
+from certificate.statement import parse_current, serialise, statement_for, weights_file_name
 from worker import devices
 from worker.distributed import current
 from worker.distributed.leading import ranks_of
@@ -36,7 +37,7 @@ from worker.engine import noise
 from worker.evaluation.direction import direction_for
 from worker.loading import checkpoints
 from worker.loading.families import family_of
-from worker.pipeline.certify import sums_floating_point_noise
+from worker.pipeline.certify import previous_predicate, sums_floating_point_noise
 from worker.pipeline.claim import Claim
 from worker.pipeline.context import Context
 from worker.pipeline.resolve import Resolved
@@ -76,6 +77,7 @@ def write_draft(
     """Everything that can fail without the draw comes before it; the draw is made and written in one go."""
     parent = context.current_version()
     certificate_id, version = new_id(), parent.number + 1
+    previous = previous_predicate(context)
     opening = None if parent.number else ParentOpening(sha256=parent.sha256, salt=new_salt())
     evidence = _evidence(context, certificate_id, resolved, solved, claim, opening)
     objective, deletion_set = _objective(context, resolved), _deletion_set(resolved)
@@ -88,7 +90,7 @@ def write_draft(
         solved.objective.unflatten(released),
         header_metadata(certificate_id=str(certificate_id), model=context.model.name, version=version),
     )
-    file_name = f"{context.model.name}-v{version}.safetensors"
+    file_name = weights_file_name(context.model.name, version)
     said = Predicate(
         certificate_id=str(certificate_id),
         model=context.model.name,
@@ -104,7 +106,7 @@ def write_draft(
         lifetime=lifetime,
         evidence=predicate.EvidenceCommitment(commitment=commit(evidence)),
         runtime=runtime,
-        issued_at=now(),
+        issued_at=date_after(None if previous is None else previous.issued_at, now()),
     )
     statement = statement_for(file_name=file_name, weights_sha256=stored.sha256, predicate=said)
     return Draft(

@@ -117,7 +117,7 @@ def _show(context: Context, resolved: Resolved) -> None:
                 "kl_retained_original": rounded(found.kl_retained_original),
                 "kl_original_retained": rounded(found.kl_original_retained),
             }
-        if limit is not None and found.kl_retained_original > limit:
+        if resolved.is_a_crowd and limit is not None and found.kl_retained_original > limit:
             log.warning("the deletion set shifts the classes past max_kl_alert")
             transitions.add_event(session, batch.id, "alert", {"max_kl": limit}, now())
 
