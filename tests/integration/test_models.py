@@ -161,8 +161,19 @@ def test_a_sealed_batch_keeps_the_policy_it_was_sealed_under(ready: Api, service
     predicate = newest_statement(services).predicate
     assert predicate.noise.sigma == old["sigma"]
     assert predicate.guarantee.epsilon == 1.0
+
+
+@pytest.mark.parametrize(("people", "alerted"), [(2, False), (25, True)])
+def test_a_class_drift_past_the_limit_is_an_alert_when_it_is_of_many_people(
+    ready: Api, services: Services, people: int, alerted: bool
+) -> None:
+    """An alert about a few people's classes would say something about each of them."""
+    ready.erase(*(f"s{i}" for i in range(people)))
+    work(services)
+    with services.database.reading() as session:
+        batch = session.scalars(select(Batch)).one()
     events = ready.gateway.get(f"/v1/batches/{batch.id}/events", headers=ready.headers).text
-    assert "event: alert" in events
+    assert ("event: alert" in events) == alerted
 
 
 def test_the_policy_is_validated_as_a_whole_and_the_rest_is_fixed_once_registered(ready: Api) -> None:
