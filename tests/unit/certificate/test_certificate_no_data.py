@@ -79,7 +79,8 @@ def test_the_receipt_proves_that_the_statement_was_signed_and_logged():
     assert (held.request_id, held.model, held.identifier_rule) == ("r-1", ISSUER.model, "nfc-exact-v1")
     assert is_no_data_held(DOCUMENT)
     assert verify_no_data_held(DOCUMENT, ISSUER.keys) == held
-    assert b"Zo" not in DOCUMENT + STATEMENT.payload
+    for name in (PERSON, "Zo\u00eb"):
+        assert name.encode() not in DOCUMENT + STATEMENT.payload
 
 
 def test_it_opens_with_any_normal_form_of_the_identifier_and_with_nothing_else():
@@ -139,6 +140,27 @@ def test_a_statement_outlives_its_key_under_a_head_of_the_next():
         log.tree.append(leaf_hash(bytes([100 + number])))
     keys = KeySet(keys=(PublicKey.of(old, valid_until=6), PublicKey.of(new, valid_from=6)))
     assert verify_no_data_receipt(log.receipt(signed, place, keys), keys, subject_id=PERSON)
+
+
+def test_a_receipt_from_before_a_rotation_verifies_with_a_later_head_and_not_without():
+    old, new = SigningKey.generate(), SigningKey.generate()
+    log = Log.of(old)
+    signed = statement(old)
+    place = log.append(signed)
+    document, size = log.receipt(signed, place, KeySet(keys=(PublicKey.of(old),))), log.tree.size
+    keys = KeySet(keys=(PublicKey.of(old, valid_until=size + 1), PublicKey.of(new, valid_from=size)))
+    for number in range(3):
+        log.append(statement(new, f"person-{number}"))
+    head = sign_checkpoint(Checkpoint(ORIGIN, log.tree.size, log.tree.root()), new)
+    path = [step.hex() for step in log.tree.consistency_proof(size)]
+    assert verify_no_data_receipt(document, keys, later=(head, path)).request_id == "r-1"
+    with pytest.raises(ReceiptInvalid, match="retired"):
+        verify_no_data_receipt(document, keys)
+    with pytest.raises(ReceiptInvalid, match="does not extend"):
+        verify_no_data_receipt(document, keys, later=(head, path[:-1]))
+    forged = sign_checkpoint(Checkpoint(ORIGIN, log.tree.size, log.tree.root()), old)
+    with pytest.raises(ReceiptInvalid, match=r"valid for places|retired"):
+        verify_no_data_receipt(document, keys, later=(forged, path))
 
 
 def test_the_keys_inside_the_document_are_not_trusted():
