@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-from bench.evidence import page_comparison, page_others, page_series
+from bench.evidence import page_comparison, page_others, page_reconstruction, page_series
 from bench.evidence.markdown import Report, bars, read, table
-from bench.evidence.prose import BOUNDS, INTRO, MEMBERSHIP, PAPER, SECONDS, UTILITY
+from bench.evidence.prose import BOUNDS, INTRO, MEMBERSHIP, PAPER, RECONSTRUCTION, SECONDS, UTILITY
 from bench.measuring import RESULTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 COMPARED = ("mnist", "fashion", "cifar", "mlp", "allcnn")
 SWEPT = ("sweep_mnist", "sweep_cifar")
 OTHERS = ("engine", "networks", "gateway", "ranks", "paper_examples")
-ALONE = ("ratio", "lira", "lifetime", "growth")
+ALONE = ("ratio", "lira", "reconstruction", "lifetime", "growth")
 
 
 def generate(folder: Path = RESULTS) -> str:
@@ -24,7 +24,9 @@ def generate(folder: Path = RESULTS) -> str:
         _absent(folder),
         f"## 1. F1 and loss at KL ≈ 0.104\n\n{UTILITY}\n\n{page_comparison.utility(compared)}\n\n{PAPER}",
         f"## 2. Membership inference\n\n{MEMBERSHIP}\n\n{page_comparison.membership(compared)}\n\n"
-        + page_series.lira(alone["lira"]),
+        + page_series.lira(alone["lira"])
+        + f"\n\n### Reconstruction by someone who kept the earlier version\n\n{RECONSTRUCTION}\n\n"
+        + page_reconstruction.reconstruction(alone["reconstruction"]),
         f"## 3. ΔF1 against the shift\n\n{page_series.sweep(swept)}",
         f"## 4. Deletions without bias\n\n{page_series.ratio(alone['ratio'])}",
         f"## 5. Seconds\n\n{SECONDS}\n\n{page_comparison.seconds(compared)}\n\n{page_series.seconds(swept)}",

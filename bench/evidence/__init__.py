@@ -19,6 +19,7 @@ PARTS = {
     "sweep_mnist": "sweep:sweep_mnist",
     "lifetime": "lifetime:measure",
     "lira": "lira:measure",
+    "reconstruction": "reconstruction:measure",
     "growth": "growth:measure",
     "fashion": "comparison:fashion",
     "cifar": "comparison:cifar",

@@ -26,6 +26,8 @@ class Plan:
     lifetime_batch: int
     batches: int
     growth_rows: tuple[int, ...]
+    reconstruction_draws: int
+    reconstruction_rows: int  # of MNIST
 
 
 _KLS = (0.0, 0.02, 0.04, 0.06, 0.08, 0.10)
@@ -47,6 +49,8 @@ _PLANS = {
         lifetime_batch=180,
         batches=50,
         growth_rows=(7500, 15_000, 30_000, 60_000),
+        reconstruction_draws=50,
+        reconstruction_rows=10000,
     ),
     "default": Plan(
         seeds=(0, 1, 2),
@@ -65,6 +69,8 @@ _PLANS = {
         lifetime_batch=40,
         batches=50,
         growth_rows=(15_000, 30_000, 60_000),
+        reconstruction_draws=20,
+        reconstruction_rows=5000,
     ),
     "tiny": Plan(
         seeds=(0, 1),
@@ -83,6 +89,8 @@ _PLANS = {
         lifetime_batch=30,
         batches=5,
         growth_rows=(1000, 2000),
+        reconstruction_draws=3,
+        reconstruction_rows=1000,
     ),
 }
 
