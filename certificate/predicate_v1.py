@@ -179,6 +179,10 @@ class NoiseV1(Record):
     data_independent: bool
 
     @property
+    def grid_step(self) -> None:
+        """Version 1 had no grid."""
+
+    @property
     def residual(self) -> float:
         """Version 1 charged nothing for its imperfect noise: it named an assumption instead."""
         return 0.0

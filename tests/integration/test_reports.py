@@ -175,7 +175,7 @@ def test_an_audit_finds_missing_noise(
     ready: Api, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as dishonest:
-        dishonest.setattr(noise, "draw", lambda size: torch.zeros(size, dtype=torch.float64))
+        dishonest.setattr(noise, "noised", lambda w, *, sigma, step: torch.round(w / step).to(torch.int64))
         certificate = erase(ready, services, "s1", "s2")
     where = ask(ready, f"{certificate}/audits")
     work(services)

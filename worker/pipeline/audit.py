@@ -65,6 +65,7 @@ def _measure(job: ReportJob) -> dict[str, Any]:
             target_distance=target,
             replay_distance=replayed,
             unit_roundoff=_roundoff(tensors),
+            grid_step=predicate.noise.grid_step or 0.0,
         )
     except ValueError as problem:  # its messages speak of σ and shapes, never of rows
         raise CannotContinue(f"the audit cannot be run: {problem}") from None
