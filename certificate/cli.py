@@ -66,6 +66,14 @@ def render(report: Report) -> list[str]:
         lines.extend(f"  + {sentence}" for sentence in report.proves)
         lines.append("It does not prove:")
         lines.extend(f"  - {sentence}" for sentence in report.does_not_prove)
+        stated = (
+            ("It rests on these assumptions:", report.rests_on),
+            ("The model's owner declared:", report.declared),
+            ("The guarantee does not cover:", report.not_covered),
+        )
+        for title, sentences in stated:
+            lines.append(title)
+            lines.extend(f"  · {sentence}" for sentence in sentences)
     else:
         failed = ", ".join(str(line.number) for line in report.failed)
         lines.append(f"NOT VERIFIED: check {failed} failed. Nothing above can be relied on.")

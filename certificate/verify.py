@@ -38,7 +38,8 @@ from certificate.receipt import (
     verify_receipt,
 )
 from certificate.records import printable, read_object
-from certificate.statement import AnyStatement, parse
+from certificate.statement import AnyPredicate, AnyStatement, parse
+from certificate.vocabulary import ASSUMPTIONS
 
 SIGNED_WITH_FILE = (
     "the holder of the key signed this statement about this exact file and logged it at this place"
@@ -80,13 +81,20 @@ class Line:
 
 @dataclass(frozen=True)
 class Report:
-    """`keys` says whose word it is that the keys are the issuer's: the verifier's, or only the pack's."""
+    """`keys` says whose word it is that the keys are the issuer's: the verifier's, or only the pack's.
+
+    `rests_on` are the assumptions the guarantee is made under, `declared` what the model's owner declared
+    and what registration noticed, `not_covered` what the guarantee leaves out: all as the certificate states.
+    """
 
     headline: str
     keys: Literal["from the pack", "given"]
     lines: tuple[Line, ...]
     proves: tuple[str, ...]
     does_not_prove: tuple[str, ...]
+    rests_on: tuple[str, ...] = ()
+    declared: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
 
     @property
     def verified(self) -> bool:
@@ -162,12 +170,32 @@ def verify(
         lines=tuple(lines),
         proves=(),
         does_not_prove=(),
+        **({} if statement is None else _stated(statement.predicate)),
     )
     limits = _does_not_prove(report, case, statement)
     if not report.verified:
         return replace(report, does_not_prove=limits)
     signed = SIGNED_WITH_FILE if report.verdict == "verified" and model is not None else SIGNED
     return replace(report, proves=(signed, FOLLOWS), does_not_prove=limits)
+
+
+def _stated(predicate: AnyPredicate) -> dict[str, tuple[str, ...]]:
+    """What a reader must know of the certificate beside its checklist, in sentences."""
+    origins, guarantee = predicate.objective.origins, predicate.guarantee
+    declared = [
+        f"{name}: {value}"
+        for name, value in (
+            ("features", origins.features),
+            ("constants", origins.constants),
+            ("anchor", origins.anchor),
+        )
+    ]
+    noticed = [f"registration noticed: {ASSUMPTIONS[warning]}" for warning in predicate.objective.warnings]
+    return {
+        "rests_on": tuple(printable(f"{name}: {sentence}") for name, sentence in guarantee.assumption_texts),
+        "declared": tuple(printable(sentence) for sentence in [*declared, *noticed]),
+        "not_covered": tuple(printable(sentence) for sentence in guarantee.limit_texts),
+    }
 
 
 def _does_not_prove(report: Report, case: Case, statement: AnyStatement | None) -> tuple[str, ...]:

@@ -46,3 +46,8 @@ class Verification(BaseModel):
     lines: list[VerificationLine]
     proves: list[str]
     does_not_prove: list[str]
+    rests_on: list[str] = Field(
+        description="The assumptions of the guarantee, as the certificate states them."
+    )
+    declared: list[str] = Field(description="What the owner declared, and what registration noticed.")
+    not_covered: list[str] = Field(description="What the guarantee leaves out.")

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from certificate_cases import Issuer
 
-from certificate.cli import main
+from certificate.assurance import assumptions_for
+from certificate.cli import main, render
+from certificate.verify import verify
+from certificate.vocabulary import ASSUMPTIONS, LIMITS
 
 ISSUER = Issuer()
 ISSUED = ISSUER.issue()
@@ -42,6 +45,31 @@ def test_verified_is_status_zero_with_a_tick_per_line(folder, capsys):
     assert out.count("✓") == 9
     assert "VERIFIED. This proves:" in out
     assert "It does not prove" in out
+
+
+def test_what_was_declared_noticed_assumed_and_left_out_is_printed():
+    issuer = Issuer()
+    issuer.issue(
+        edit={
+            "objective": {"warnings": ("features-look-standardised",)},
+            "guarantee": {
+                "assurance": "conditional",
+                "assumptions": assumptions_for("B1", "conditional", warnings=("features-look-standardised",)),
+            },
+            "lifetime": {"assurance": "conditional"},
+        }
+    )
+    report = verify(issuer.pack())
+    assert report.verified, report.failed
+    out = "\n".join(render(report))
+    for sentence in (
+        "features: as recorded",
+        f"registration noticed: {ASSUMPTIONS['features-look-standardised']}",
+    ):
+        assert f"  · {sentence}" in out
+    assert all(sentence in out for sentence in LIMITS.values())
+    assert ASSUMPTIONS["declared-origins"] in out
+    assert ASSUMPTIONS["published-analysis"] not in out
 
 
 def test_not_verified_is_status_one_and_names_the_check(folder, capsys):
