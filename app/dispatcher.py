@@ -243,18 +243,23 @@ def _due(session: Session, model: Model, moment: datetime) -> str | None:
         return None
     if model.flush_requested:
         return "flush"
-    company = _company(session, model, policy, most, old_enough=_is_old(policy, oldest, moment))
-    if company is None and deadline - moment <= DEADLINE_MARGIN:  # however few they are
+    reason = _enough_people(session, model, policy, most, old_enough=_is_old(policy, oldest, moment))
+    if reason is None and deadline - moment <= DEADLINE_MARGIN:  # however few they are
         return "deadline"
-    return company
+    return reason
 
 
 def _is_old(policy: Policy, oldest: datetime, moment: datetime) -> bool:
     return moment - oldest >= timedelta(seconds=policy.batch_age_seconds)
 
 
-def _company(session: Session, model: Model, policy: Policy, most: int, *, old_enough: bool) -> str | None:
-    """Whether enough people wait; they are counted only where that can decide, for it reads a row of each."""
+def _enough_people(
+    session: Session, model: Model, policy: Policy, most: int, *, old_enough: bool
+) -> str | None:
+    """Return `count` or `age` if enough people wait for a batch, else None.
+
+    Counting reads one row per person, so it is done only where the count can change the answer.
+    """
     enough = policy.smallest_batch if old_enough else policy.batch_subjects
     people = transitions.waiting_subjects(session, model.id) if most >= enough else 0
     if people >= policy.batch_subjects:

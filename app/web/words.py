@@ -226,7 +226,8 @@ def policy_sentences(policy: Any, sigma: float | None) -> list[str]:
         f"{delta_sentence(policy.epsilon, policy.delta)}",
         f"All releases together stay within ε = {figure(policy.lifetime_epsilon)}, until a retraining.",
         f"A batch runs when {counted(policy.batch_subjects, 'person waits', 'people wait')}, or when the "
-        f"oldest request has waited {duration(policy.batch_age_seconds)}.{_company(policy.smallest_batch)}",
+        f"oldest request has waited {duration(policy.batch_age_seconds)}."
+        f"{_small_batches(policy.smallest_batch)}",
         _method(policy.method, policy.fallback),
         f"Receipts can be fetched for {counted(policy.receipt_days, 'day')} after completion.",
     ]
@@ -241,9 +242,9 @@ def policy_sentences(policy: Any, sigma: float | None) -> list[str]:
     return said
 
 
-def _company(smallest: int) -> str:
+def _small_batches(smallest: int) -> str:
     """
-    >>> _company(1), _company(10)
+    >>> _small_batches(1), _small_batches(10)
     ('', ' With fewer than 10 people it waits, unless a deadline is near or someone insists.')
     """
     if smallest == 1:
