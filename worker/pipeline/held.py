@@ -55,9 +55,9 @@ def carry_out(context: Context, held: HeldDraw, signer: Signer) -> bool:
 
 def _discard(context: Context, draft: Draft, signer: Signer) -> None:
     """The file goes first; then a signed statement says that the draw existed, and counts it."""
+    statement = parse_current(draft.payload)  # what cannot be read must not cost the file
     # Its own folder only: should this attempt be a stale one, a later one's files are not touched.
     context.services.storage.delete(draft.stored.path.rpartition("/")[0])
-    statement = parse_current(draft.payload)
     said = statement.predicate
     terms = Terms(
         said.bound.rule,
