@@ -1,14 +1,17 @@
-"""The Python client, `Lethe` and `AsyncLethe`, and the `lethe` command.
+"""Python client and offline certificate verifier for Lethe, the certified unlearning service.
 
-Names are fetched when they are asked for: `lethe --help` shall not wait for an HTTP library.
+`Lethe` and `AsyncLethe` talk to the service. `verify` checks a certificate offline. Names are imported when
+they are first used, so that `import lethe` and `lethe --help` stay fast.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from client.api import AsyncLethe, Lethe
-    from client.errors import (
+    from lethe.certificate.errors import UnusableInput
+    from lethe.certificate.verify import VerificationReport, verify
+    from lethe.client.api import AsyncLethe, Lethe
+    from lethe.client.errors import (
         ApiError,
         BadAnswer,
         BatchHeld,
@@ -20,13 +23,15 @@ if TYPE_CHECKING:
         LetheError,
         ModelRejected,
         NotFound,
+        NotVerified,
         RateLimited,
+        ReleaseUnavailable,
         ServerError,
         TimedOut,
         Unauthorised,
         Unreachable,
     )
-    from client.requests import Retry
+    from lethe.client.transport import Retry
 
 __all__ = [
     "ApiError",
@@ -42,17 +47,34 @@ __all__ = [
     "LetheError",
     "ModelRejected",
     "NotFound",
+    "NotVerified",
     "RateLimited",
+    "ReleaseUnavailable",
     "Retry",
     "ServerError",
     "TimedOut",
     "Unauthorised",
     "Unreachable",
+    "UnusableInput",
+    "VerificationReport",
+    "verify",
 ]
-_ELSEWHERE = {"Lethe": "client.api", "AsyncLethe": "client.api", "Retry": "client.requests"}
+# The modules of names that are not in `lethe.client.errors`.
+_MODULES = {
+    "AsyncLethe": "lethe.client.api",
+    "Lethe": "lethe.client.api",
+    "Retry": "lethe.client.transport",
+    "UnusableInput": "lethe.certificate.errors",
+    "VerificationReport": "lethe.certificate.verify",
+    "verify": "lethe.certificate.verify",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_ELSEWHERE.get(name, "client.errors")), name)
+    return getattr(import_module(_MODULES.get(name, "lethe.client.errors")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

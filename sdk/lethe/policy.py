@@ -1,30 +1,31 @@
-"""What a model's owner wants: privacy, batching, method, and what happens when something does not hold."""
+"""The policy of a model: privacy, batching, method, and what happens if a release cannot be certified."""
 
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from certificate import privacy
+from lethe.certificate import privacy
 
 Method = Literal["tr", "retrain", "tr-paper", "guo2020", "zhang2024"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-# People in the smallest batch, unless the policy says otherwise. Whoever has the versions before and after
-# the erasure of one person can nearly reconstruct that person's row; of ten people's rows only their sum.
+# People in the smallest batch, unless the policy says otherwise. Someone who has the versions before and
+# after the erasure of one person can nearly reconstruct that person's row. With ten people, only the sum of
+# their rows can be reconstructed.
 SMALLEST_BATCH = 10
 
 
 class QualityGate(BaseModel):
-    """How well the new version must score on the holdout; one that does not is held for a decision.
+    """How well a new version must score on the holdout. If it does not, its batch is held for a decision.
 
-    `min_f1` and `max_loss` look at the new version and the holdout alone. The other two compare it with the
-    version before, which the erased rows have shaped: the decision then depends on them.
+    `min_f1` and `max_loss` depend on the new version and the holdout only. The other two limits compare it
+    with the previous version, which was trained on the erased rows, so the decision depends on these rows.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     min_f1: float | None = Field(
-        None, ge=0, le=100, description="Lowest micro-F1 of the new version, in points; classifiers only."
+        None, ge=0, le=100, description="Lowest micro-F1 of the new version, in points. Classifiers only."
     )
     max_loss: float | None = Field(
         None, ge=0, allow_inf_nan=False, description="Highest mean holdout loss of the new version."
@@ -33,116 +34,133 @@ class QualityGate(BaseModel):
         None,
         ge=0,
         le=100,
-        description="In points of micro-F1; classifiers only. Compares with the version before: prefer "
-        "`min_f1`.",
+        description="Largest drop of micro-F1 against the previous version, in points. Classifiers only. "
+        "Prefer `min_f1`, which does not depend on the erased rows.",
     )
     max_loss_rise: float | None = Field(
         None,
         ge=0,
         allow_inf_nan=False,
-        description="Compares with the version before; prefer `max_loss`. Of the mean holdout loss.",
+        description="Largest rise of the mean holdout loss against the previous version. Prefer `max_loss`, "
+        "which does not depend on the erased rows.",
     )
 
     @property
     def compares(self) -> bool:
-        """Whether the decision depends on the version before, and so on the erased rows."""
+        """Whether the decision depends on the previous version, and so on the erased rows."""
         return self.max_f1_drop is not None or self.max_loss_rise is not None
 
 
-class PublishedSettings(BaseModel):
-    """Constants of the published methods, as far as a publication leaves them to its user."""
+class BaselineSettings(BaseModel):
+    """The constants of the baselines that their publications leave to the user."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    steps: int = Field(5, ge=1, le=1000, description="T of tr-paper.")
-    tau: float = Field(0.8, gt=0, le=1, description="τ of tr-paper's cap.")
-    row_bound: Positive = Field(1.0, le=1e6, description="Longest row that guo2020 and zhang2024 assume.")
-    constraint: Positive = Field(
-        10.0, le=1e6, description="C of zhang2024: the weights' norm is at most this."
+    steps: int = Field(5, ge=1, le=1000, description="T of `tr-paper`: the number of steps.")
+    tau: float = Field(0.8, gt=0, le=1, description="τ of `tr-paper`, which caps its steps.")
+    row_bound: Positive = Field(
+        1.0, le=1e6, description="The longest row that `guo2020` and `zhang2024` assume."
     )
-    damping: Positive = Field(1.0, le=1e6, description="Damping of zhang2024's step.")
+    constraint: Positive = Field(
+        10.0, le=1e6, description="C of `zhang2024`: the largest norm of the weights."
+    )
+    damping: Positive = Field(1.0, le=1e6, description="The damping of the step of `zhang2024`.")
 
 
 class Policy(BaseModel):
-    """Fixed before the data is looked at: σ follows from ε, δ and Δ* alone."""
+    """The policy of a model, fixed before anything is computed on the data: σ follows from ε, δ and Δ*."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     epsilon: Positive = Field(1.0, le=privacy.LARGEST_EPSILON, description="ε of one release.")
     delta: Positive = Field(1e-5, ge=privacy.SMALLEST_DELTA, le=1e-2, description="δ of one release.")
     target_distance: Positive = Field(
-        1e-2, le=1e6, description="Δ*: the certified distance to the retrained model that must be reached."
+        1e-2,
+        le=1e6,
+        description="Δ*: the distance to the retrained model that a release must be certified to be within.",
     )
     lifetime_epsilon: Positive = Field(
-        8.0, le=1000, description="Cap on the ε of all releases since a retraining."
+        8.0, le=1000, description="The largest ε of all releases since the last retraining together."
     )
-    batch_subjects: int = Field(100, ge=1, le=1_000_000, description="A batch is sealed at so many subjects.")
+    batch_subjects: int = Field(
+        100, ge=1, le=1_000_000, description="A batch is sealed when this many people wait."
+    )
     batch_age_seconds: float = Field(
-        3600.0, ge=0, le=30 * 86400, description="A batch is sealed when its oldest request is so old."
+        3600.0,
+        ge=0,
+        le=30 * 86400,
+        description="A batch is sealed when its oldest request has waited this long.",
     )
     min_batch_subjects: int | None = Field(
         None,
         ge=1,
         le=1_000_000,
-        description="No batch with fewer people is sealed, unless a deadline is near or someone insists; "
-        "unset: 10, or `batch_subjects` where that is less.",
+        description="A batch with fewer people is not sealed unless a deadline is near or you flush it. "
+        "Unset: 10, or `batch_subjects` if that is less.",
     )
     method: Method = Field(
         "tr",
-        description="`tr`: unlearn from the published version. `retrain`: from the anchor, every time. "
-        "`tr-paper`, `guo2020`, `zhang2024`: published methods, certified as published only.",
+        description="`tr`: unlearn from the published version. `retrain`: train again from the anchor every "
+        "time. `tr-paper`, `guo2020`, `zhang2024`: baselines, certified only as their publications claim.",
     )
-    published: PublishedSettings = Field(
-        default_factory=PublishedSettings, description="For `tr-paper`, `guo2020` and `zhang2024`."
+    published: BaselineSettings = Field(
+        default_factory=BaselineSettings,
+        description="Constants of the methods `tr-paper`, `guo2020` and `zhang2024`.",
     )
     heuristic: bool = Field(
         False,
-        description="Accept an estimate without an (ε, δ) guarantee, where a family's Hessian-Lipschitz "
+        description="Accept an estimate without an (ε, δ) guarantee for families whose Hessian-Lipschitz "
         "constant can only be sampled.",
     )
     curvature_probability: Positive | None = Field(
         None,
-        description="p, the part of δ that measuring a network's curvature may use; unset: δ/10⁴. "
-        "It adds up over releases.",
+        description="p, the part of δ that measuring a network's curvature may use up. It adds up over "
+        "releases. Unset: δ/10⁴.",
     )
     fallback: Literal["retrain", "fail"] = Field(
-        "retrain", description="What happens when Δ* cannot be certified or the lifetime cap would be passed."
+        "retrain",
+        description="What happens if Δ* cannot be certified or the lifetime ε would be exceeded: retrain, or "
+        "hold the batch.",
     )
     quality_gate: QualityGate | None = Field(
-        None, description="Past it a batch is held with its draw, for approval or to be discarded."
+        None,
+        description="Limits on the quality of a new version. If one is exceeded, the batch is on hold until "
+        "you approve or discard its draw.",
     )
     max_kl_alert: Positive | None = Field(
         None,
         le=1000,
-        description="A batch whose erasure shifts the classes by more, KL(R‖D), raises an alert.",
+        description="Raise an alert for a batch whose class drift, KL(R‖D), is larger.",
     )
     suppression_list: bool = Field(
         False,
-        description="Keep a keyed hash of everyone who asked to be erased, and filter their rows from "
-        "data that is appended later. Without it nothing about them is kept.",
+        description="Keep a keyed hash of everyone who was erased, and filter their rows from data that is "
+        "appended later. Otherwise nothing about them is kept.",
     )
     membership_test: bool = Field(
         False,
-        description="Before the erased rows are purged, test whether the published model still tells them "
-        "from holdout rows. It costs a retraining of each batch and needs a holdout.",
+        description="Before the erased rows are purged, test whether the published model can still tell them "
+        "from holdout rows. This needs a holdout and costs one retraining per batch.",
     )
     receipt_days: int = Field(
         90,
         ge=1,
         le=3653,
-        description="Receipts can be fetched for so long after completion; then their salts are destroyed.",
+        description="How many days after completion receipts can be fetched. Then their salts are destroyed.",
     )
-    time_limit_seconds: Positive = Field(3600.0, le=7 * 86400, description="Longest solve of one attempt.")
+    time_limit_seconds: Positive = Field(
+        3600.0, le=7 * 86400, description="The longest time that one attempt may take to solve."
+    )
     cancellable: bool = Field(
         True,
-        description="Whether a batch may be cancelled, while its noise is not drawn; erasures stay open.",
+        description="Whether a batch may be cancelled before its noise is drawn. Its erasures stay open.",
     )
 
     curvature_products: int = Field(
         2000,
         ge=1,
         le=1_000_000,
-        description="Most products with a network's Hessian that measuring its curvature may cost.",
+        description="The most products with a network's Hessian that measuring its curvature may take.",
     )
 
     @model_validator(mode="after")
@@ -161,7 +179,7 @@ class Policy(BaseModel):
 
     @property
     def smallest_batch(self) -> int:
-        """The number of people below which a batch waits for company."""
+        """The number of people below which a batch waits for more requests."""
         if self.min_batch_subjects is not None:
             return self.min_batch_subjects
         return min(SMALLEST_BATCH, self.batch_subjects)
@@ -173,22 +191,24 @@ class Policy(BaseModel):
         except (ValueError, ArithmeticError):
             sigma = 0.0
         if not 0 < sigma < 1e300:
-            raise ValueError("epsilon, delta and target_distance together give no finite noise")
+            raise ValueError(
+                "epsilon, delta and target_distance do not give a finite amount of noise; change one of them"
+            )
         return self
 
     @property
     def sigma(self) -> float:
-        """Where no part of δ is used up by measuring; `Manifest.sigma` knows."""
+        """σ if no part of δ is used up by measuring curvature. `Manifest.sigma` takes that into account."""
         return self.sigma_after(0.0, self.target_distance)
 
     def sigma_after(self, failure_probability: float, distance: float) -> float:
-        """Return σ for a distance, ε and what p and the noise's residual leave of δ."""
+        """Return σ for a distance, ε, and the part of δ that p and the residual of the noise leave."""
         return privacy.sigma_for(
             epsilon=self.epsilon, delta=self.delta_left(failure_probability), distance=distance
         )
 
     def delta_left(self, failure_probability: float) -> float:
-        """Return what p and the residual of the noise leave of δ for the exact Gaussian."""
+        """Return the part of δ that p and the residual of the noise leave for the exact Gaussian."""
         return privacy.delta_left(
             delta=self.delta,
             failure_probability=failure_probability,
@@ -200,5 +220,5 @@ class Policy(BaseModel):
     def _curvature_leaves_room(self) -> Self:
         p = self.curvature_probability
         if p is not None and not privacy.SMALLEST_DELTA <= p <= self.delta / 2:
-            raise ValueError("curvature_probability must lie between 1e-15 and half of delta")
+            raise ValueError("curvature_probability must be between 1e-15 and half of delta")
         return self

@@ -1,8 +1,8 @@
-"""`python -m certificate`."""
+"""Runs the verifier: `python -m lethe.certificate`."""
 
 import sys
 
-from certificate.cli import main
+from lethe.certificate.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,12 +1,13 @@
-"""Commitments that reveal nothing: to the subjects of a deletion set, and to the retained data.
+"""Commitments to the people of a deletion set and to the retained data. They reveal neither.
 
-A subject is committed to in two steps, so that every field of a receipt is bound even for a reader who does
-not know the identifier:
+Each person is committed to in two steps, so that a verifier can check every field of a receipt without
+knowing the identifier:
 
     commitment = H(domain, salt, subject identifier in Unicode normal form C)
     leaf       = H(domain, salt, request id, commitment)
 
-The root over the leaves is in the certificate. Without the 128-bit salt neither can be tried against a guess.
+The certificate contains the Merkle root over the leaves. Without the 128-bit salt, nobody can test a guessed
+identifier against a commitment or a leaf.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from certificate.merkle import MemoryTree, leaf_hash
-from certificate.records import new_salt
+from lethe.certificate.merkle import MemoryTree, leaf_hash
+from lethe.certificate.records import new_salt
 
 _SUBJECT = b"urn:lethe:commitment:subject:v1"
 _REQUEST = b"urn:lethe:commitment:request:v1"
@@ -35,9 +36,9 @@ IDENTIFIER_RULE_IN_WORDS = (
 
 @dataclass(frozen=True)
 class SubjectCommitment:
-    """One erased subject of one request. Holds the salt, not the identifier.
+    """The commitment to one erased person of one request, with its salt but without the identifier.
 
-    `identifier_rule` is None for commitments over the identifier as it was sent, before there was a rule.
+    `identifier_rule` is None for old commitments over the identifier exactly as it was sent.
     """
 
     request_id: str
@@ -46,14 +47,14 @@ class SubjectCommitment:
     identifier_rule: IdentifierRule | None = IDENTIFIER_RULE
 
     def leaf(self) -> bytes:
-        """Leaf hash in the deletion set's tree."""
+        """Return the leaf hash in the tree of the deletion set."""
         return leaf_hash(bind_request(salt=self.salt, request_id=self.request_id, commitment=self.commitment))
 
 
 def normalise_identifier(identifier: str) -> str:
     """Return the form in which identifiers are compared and committed to: Unicode normal form C.
 
-    Nothing else is changed: case, spaces and invisible characters all count.
+    Nothing else changes: case, spaces and invisible characters all count.
 
     >>> normalise_identifier("Zoe\u0308") == "Zo\u00eb"
     True
@@ -64,43 +65,44 @@ def normalise_identifier(identifier: str) -> str:
 
 
 def commit_subject(*, request_id: str, subject_id: str, salt: str | None = None) -> SubjectCommitment:
-    """Commit to one subject of one request, over the normal form of the identifier."""
+    """Commit to one person of one request, by the normal form of the identifier."""
     salt = new_salt() if salt is None else salt
     digest = subject_digest(salt=salt, subject_id=normalise_identifier(subject_id))
     return SubjectCommitment(request_id, salt, digest)
 
 
 def subject_digest(*, salt: str, subject_id: str) -> str:
-    """Return the commitment to exactly these characters; `commit_subject` normalises them first."""
+    """Return the commitment to exactly these characters. `commit_subject` normalises them first."""
     return _digest(_SUBJECT, bytes.fromhex(salt), subject_id.encode()).hex()
 
 
 def bind_request(*, salt: str, request_id: str, commitment: str) -> bytes:
+    """Return the leaf data that binds a commitment to its request."""
     return _digest(_REQUEST, bytes.fromhex(salt), request_id.encode(), bytes.fromhex(commitment))
 
 
-def tree_of_leaves(leaves: Iterable[bytes]) -> tuple[MemoryTree, dict[bytes, int]]:
-    """The tree over a deletion set and each leaf's place in it.
+def build_deletion_tree(leaves: Iterable[bytes]) -> tuple[MemoryTree, dict[bytes, int]]:
+    """Return the tree over a deletion set, and the place of each leaf in it.
 
-    From the leaf hashes alone, which remain when salts are destroyed. Sorted by hash: the order in which
-    requests arrived stays private.
+    It needs only the leaf hashes, which are kept when salts are destroyed. Leaves are sorted by hash, so the
+    order in which requests arrived stays private.
     """
     ordered = sorted(set(leaves))
     return MemoryTree(ordered), {leaf: place for place, leaf in enumerate(ordered)}
 
 
 def deletion_root(commitments: Sequence[SubjectCommitment]) -> str:
-    """Return the root over the distinct commitments: one leaf for each pair of request and person."""
-    return tree_of_leaves(entry.leaf() for entry in commitments)[0].root().hex()
+    """Return the root of a deletion set, which has one leaf for each pair of request and person."""
+    return build_deletion_tree(entry.leaf() for entry in commitments)[0].root().hex()
 
 
 def commit_retained(*, key: bytes, part_digests: Sequence[str]) -> str:
-    """Keyed commitment to the retained data, by the SHA-256 digests of its parts in order.
+    """Return a keyed commitment to the retained data, from the SHA-256 digests of its parts in order.
 
-    Keyed, because a plain digest would let anyone test whether a record they hold was in the data.
+    Without a key, anyone could test whether a record they hold was in the data.
     """
     if len(key) < 16:
-        raise ValueError("the key of a commitment has at least 128 bits")
+        raise ValueError("the key of a commitment must have at least 128 bits")
     parts = [bytes.fromhex(digest) for digest in part_digests]
     return hmac.new(key, _frame(_RETAINED, *parts), hashlib.sha256).hexdigest()
 
@@ -110,5 +112,5 @@ def _digest(*parts: bytes) -> bytes:
 
 
 def _frame(*parts: bytes) -> bytes:
-    """Parts with their lengths, so that no two lists of parts give the same bytes."""
+    """Join parts with their lengths in front, so that no two lists of parts give the same bytes."""
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)

@@ -1,4 +1,4 @@
-"""DSSE envelopes: signed and verified over the exact bytes, never over a re-serialisation.
+"""DSSE envelopes: signing and verifying exact bytes, which are never serialised again.
 
 Protocol: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md
 """
@@ -11,9 +11,9 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from certificate.errors import SignatureInvalid, UnusableInput
-from certificate.keys import KeySet, PublicKey, Signer
-from certificate.records import canonical_json, printable, read_object
+from lethe.certificate.errors import SignatureInvalid, UnusableInput
+from lethe.certificate.keys import KeySet, PublicKey, Signer
+from lethe.certificate.records import canonical_json, printable, read_object
 
 IN_TOTO_PAYLOAD = "application/vnd.in-toto+json"
 BUNDLE_MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
@@ -22,13 +22,15 @@ MAX_SIGNATURES = 16
 
 @dataclass(frozen=True)
 class Signature:
+    """One signature of an envelope and the id of the key that made it."""
+
     key_id: str
     value: bytes
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """A parsed envelope together with the bytes it was parsed from; `raw` is what the log commits to."""
+    """A parsed envelope and `raw`, the exact bytes it was parsed from, whose digest is in the log."""
 
     raw: bytes
     payload: bytes
@@ -37,16 +39,18 @@ class Envelope:
 
     @property
     def digest(self) -> str:
+        """SHA-256 of the exact bytes, in hexadecimal."""
         return hashlib.sha256(self.raw).hexdigest()
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """DSSE's pre-authentication encoding: the bytes that are signed."""
+    """Return DSSE's pre-authentication encoding (PAE) of a payload: the bytes that are signed."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
 def sign(payload: bytes, signer: Signer, payload_type: str = IN_TOTO_PAYLOAD) -> Envelope:
+    """Sign `payload` and return the envelope around it."""
     signature = signer.sign(pae(payload_type, payload))
     raw = canonical_json(
         {
@@ -59,6 +63,7 @@ def sign(payload: bytes, signer: Signer, payload_type: str = IN_TOTO_PAYLOAD) ->
 
 
 def parse(raw: bytes) -> Envelope:
+    """Parse an envelope without verifying it. Raise `SignatureInvalid` if it is malformed."""
     try:
         document = read_object(raw, "envelope")
     except UnusableInput as error:
@@ -66,7 +71,9 @@ def parse(raw: bytes) -> Envelope:
     match document:
         case {"payload": str() as payload, "payloadType": str() as kind, "signatures": list() as signatures}:
             if len(document) != 3 or not 1 <= len(signatures) <= MAX_SIGNATURES:
-                raise SignatureInvalid("the envelope has unknown fields or no usable number of signatures")
+                raise SignatureInvalid(
+                    f"the envelope has unknown fields, or not between 1 and {MAX_SIGNATURES} signatures"
+                )
             return Envelope(raw, from_base64(payload), kind, tuple(_signature(entry) for entry in signatures))
     raise SignatureInvalid("the envelope is not a DSSE envelope")
 
@@ -79,25 +86,28 @@ def _signature(entry: Any) -> Signature:
 
 
 def from_base64(text: str) -> bytes:
-    """Decode, accepting the one canonical spelling only, so that no two texts carry the same bytes."""
+    """Decode base64. Accept only the canonical spelling, so that no two texts decode to the same bytes."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise SignatureInvalid("the envelope holds text that is not base64") from None
+        raise SignatureInvalid("the envelope contains text that is not base64") from None
     if base64.b64encode(data).decode() != text:
-        raise SignatureInvalid("the envelope holds base64 that is not canonical")
+        raise SignatureInvalid("the envelope contains base64 that is not canonical")
     return data
 
 
 def check_signature(
     envelope: Envelope, keys: KeySet, *, position: int | None, payload_type: str = IN_TOTO_PAYLOAD
 ) -> PublicKey:
-    """The key that signed the envelope. `position` is its place in the log; None skips the window.
+    """Check every signature of an envelope and return the key of the first.
 
-    Every signature present must be good: an envelope with one bad signature was tampered with.
+    `position` is the envelope's place in the log, at which the key must be valid. None skips that check. One
+    bad signature is enough to refuse the envelope, because it shows tampering.
     """
     if envelope.payload_type != payload_type:
-        raise SignatureInvalid(f"the payload is {printable(envelope.payload_type)!r}, not {payload_type!r}")
+        raise SignatureInvalid(
+            f"the payload type is {printable(envelope.payload_type)!r}, not {payload_type!r}"
+        )
     message = pae(envelope.payload_type, envelope.payload)
     signed_by = [_check_one(signature, message, keys, position) for signature in envelope.signatures]
     return signed_by[0]
@@ -117,12 +127,12 @@ def _check_one(signature: Signature, message: bytes, keys: KeySet, position: int
 
 
 def window(key: PublicKey) -> str:
-    """The places a key may sign, as an interval: `[0, 12)`, or `[12, …)` while it is in use."""
+    """Return the places a key may sign as an interval: `[0, 12)`, or `[12, …)` while it is in use."""
     return f"[{key.valid_from}, {'…' if key.valid_until is None else key.valid_until})"
 
 
 def to_bundle(envelope: Envelope, *, hint: str | None = None) -> dict[str, Any]:
-    """The envelope as a Sigstore bundle v0.3 whose verification material is a public key, named by `hint`."""
+    """Return the envelope as a Sigstore bundle v0.3, verified with the public key that `hint` names."""
     document = read_object(envelope.raw, "envelope")
     return {
         "mediaType": BUNDLE_MEDIA_TYPE,

@@ -1,4 +1,4 @@
-"""One family of errors for a certificate that does not hold, and one error for input that cannot be read."""
+"""Errors of verification: one for unusable input, and one for each line of the checklist."""
 
 from __future__ import annotations
 
@@ -6,59 +6,98 @@ from typing import ClassVar
 
 
 class UnusableInput(Exception):
-    """The input is not what it should be (not a pack, not JSON, no such file): nothing was verified."""
+    """A document or file could not be read, so nothing was verified.
+
+    For example, the file does not exist, or its contents are not a pack.
+    """
+
+
+class NotExportable(Exception):
+    """A model cannot be written as an ONNX file. The message says why, and what can be exported."""
 
 
 class VerificationError(Exception):
-    """A check failed. `line` is its number on the checklist."""
+    """A check failed. `line` is its number on the checklist, and `title` describes the check."""
 
     line: ClassVar[int] = 0
     title: ClassVar[str] = "verification"
 
 
 class SignatureInvalid(VerificationError):
+    """Line 1: no valid key signed these bytes."""
+
     line = 1
-    title = "signature over the exact bytes, by a key valid at this place in the log"
+    title = "A key that is valid at this place in the log signed exactly these bytes"
 
 
 class StatementUnreadable(VerificationError):
+    """Line 2: the signed bytes are not a statement of a known version."""
+
     line = 2
-    title = "statement and predicate are of a known version"
+    title = "The statement is readable and of a known version"
 
 
 class FileMismatch(VerificationError):
+    """Line 3: the file is not the one certified."""
+
     line = 3
-    title = "the model file is the one certified"
+    title = "The model file is the one certified"
 
 
 class NoiseTooSmall(VerificationError):
+    """Line 4: the noise is less than the stated (ε, δ) needs."""
+
     line = 4
-    title = "noise recomputed from (Δ*, ε, δ - p)"
+    title = "The noise is large enough for the stated ε and δ"
 
 
 class AssuranceUnfounded(VerificationError):
+    """Line 5: the certificate claims an assurance that its rule, family and assumptions do not support."""
+
     line = 5
-    title = "assurance matches rule, family and assumptions"
+    title = "Rule, model family and assumptions support the stated assurance"
 
 
 class ChainBroken(VerificationError):
+    """Line 6: an earlier certificate does not verify, or the running sums are wrong."""
+
     line = 6
-    title = "chain of releases and lifetime sum"
+    title = "Every earlier release verifies and the lifetime sum is correct"
 
 
 class LogProofInvalid(VerificationError):
+    """Line 7: the certificate log does not contain the chain under a valid tree head."""
+
     line = 7
-    title = "inclusion under the signed tree head"
+    title = "The certificate log contains the whole chain under a signed tree head"
 
 
 class EvidenceMismatch(VerificationError):
+    """Line 8: the evidence does not open the commitment, or does not support the bound."""
+
     line = 8
-    title = "evidence opens the commitment and supports the bound"
+    title = "The evidence opens its commitment and supports the bound"
 
 
 class ReceiptInvalid(VerificationError):
+    """Line 9: the receipt does not lead to this certificate, or is about someone else."""
+
     line = 9
-    title = "receipt"
+    title = "The receipt is valid"
+
+
+class OnnxMismatch(VerificationError):
+    """Line 10: the ONNX file is not the named representation followed by the certified model."""
+
+    line = 10
+    title = "The ONNX file holds the certified model and nothing else"
+
+
+class DigestMismatch(VerificationError):
+    """Line 11: the certificate is another one than the digest names."""
+
+    line = 11
+    title = "The certificate is the one with the expected digest"
 
 
 CHECKLIST: tuple[type[VerificationError], ...] = (
@@ -71,4 +110,6 @@ CHECKLIST: tuple[type[VerificationError], ...] = (
     LogProofInvalid,
     EvidenceMismatch,
     ReceiptInvalid,
+    OnnxMismatch,
+    DigestMismatch,
 )

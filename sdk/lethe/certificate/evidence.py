@@ -1,7 +1,7 @@
-"""The evidence record: the exact, un-noised values behind a certificate.
+"""The evidence record: the exact values behind a certificate, without noise.
 
-Restricted, because none of it is covered by (ε, δ). The certificate commits to it; whoever may read it can
-check that it opens the commitment and that it supports the bound.
+Access to it is restricted, because (ε, δ) covers none of it. The certificate commits to the record, so an
+auditor who may read it can check that it is the right record and that it supports the bound.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from certificate.predicate import Rule
-from certificate.records import (
+from lethe.certificate.predicate import Rule
+from lethe.certificate.records import (
     Count,
     NonNegative,
     Positive,
@@ -26,16 +26,16 @@ from certificate.records import (
 )
 
 _DOMAIN = b"urn:lethe:evidence:v1\x00"
-
 _PARENT_DOMAIN = b"urn:lethe:parent:v1\x00"
-_NEWER = frozenset({"parent", "replay"})
+# Fields added later. They are omitted while empty, so that old records keep their bytes and commitments.
+_LATER_FIELDS = frozenset({"parent", "replay"})
 
 Setting = bool | Annotated[int, Field(gt=-(2**53), lt=2**53)] | float | Text | None
 Settings = Annotated[dict[Text, Setting], Field(max_length=1000)]
 
 
 class TraceStep(Record):
-    """One step of the solver; `ratio` is ρ, null where it was not computed."""
+    """One step of the solver. `ratio` is ρ, or null where it was not computed."""
 
     gradient_norm: NonNegative
     radius: NonNegative | None
@@ -46,7 +46,7 @@ class TraceStep(Record):
 
 
 class LanczosRun(Record):
-    """One run of `steps` (k) Lanczos steps, which spends its own p_j whether or not it certified.
+    """One run of `steps` (k) Lanczos steps, which spends its failure probability p_j even if it fails.
 
     On the `split` route the Ritz values are those of S in ∇²f = GGN + S + λI.
     """
@@ -61,7 +61,11 @@ class LanczosRun(Record):
 
 
 class Curvature(Record):
-    """What rule B2 needs at the final point: μ₀, the Hessian's Lipschitz bound M on a ball, h = M·G/μ₀²."""
+    """The curvature that rule B2 needs at the final point.
+
+    `floor` is μ₀, a lower bound on the Hessian's eigenvalues. `hessian_lipschitz` is M, a Lipschitz bound of
+    the Hessian on a ball of `ball_radius`. `kantorovich` is h = M·G/μ₀².
+    """
 
     floor: float
     runs: Annotated[tuple[LanczosRun, ...], at_most(1000)]
@@ -72,8 +76,11 @@ class Curvature(Record):
     kantorovich: NonNegative
 
 
-class Shift(Record):
-    """How the class mix moved: counts in D, F and R; KL(P_D‖P_R) is null when a class vanished."""
+class ClassDrift(Record):
+    """The class drift: class counts in the original, erased and retained data (D, F and R).
+
+    `kl_original_retained`, which is KL(P_D‖P_R), is null when a class vanished.
+    """
 
     original: dict[Text, Count]
     erased: dict[Text, Count]
@@ -83,7 +90,7 @@ class Shift(Record):
 
 
 class Utility(Record):
-    """On the holdout, before the job and after it, noise included."""
+    """F1 and loss on the holdout before the job and after it, with the noise included."""
 
     f1_before: float | None
     f1_after: float | None
@@ -102,8 +109,8 @@ class ReplayDirection(Record):
     """A noised projection of the parent's weights on a few public directions, for the replay audit.
 
     Coordinate i of the parent belongs to bucket i mod k, with a sign that SHAKE-256 derives from the
-    certificate's id. `values` holds for each of the k buckets its signed sum over the root of its size, plus
-    Gaussian noise of standard deviation `noise`, in units of `step`.
+    certificate's id. For each of the k buckets, `values` holds the signed sum divided by the square root of
+    the bucket's size, plus Gaussian noise of standard deviation `noise`, in units of `step`.
     """
 
     dimension: Annotated[int, Field(ge=1, lt=2**53)]
@@ -113,14 +120,15 @@ class ReplayDirection(Record):
 
 
 class EvidenceRecord(Record):
-    """`distance` is the certified Δ; `posterior_distance` is B1 or B2 at a baseline's output.
+    """The exact values behind one certificate.
 
-    `method` holds what a published method reports besides: its own bounds and the constants in them.
-    `replay` lets an audit look towards the parent, whose weights are deleted; records written before it
-    existed have none.
+    `distance` is the certified Δ. `posterior_distance` is the distance by B1 or B2 at the output of a
+    baseline. `method` holds further figures of a baseline: its own bounds and the constants in them. `replay`
+    lets the replay audit compare directions with the parent, whose weights are deleted. Older records have
+    none.
     """
 
-    room: ClassVar[int] = 8
+    size_factor: ClassVar[int] = 8
 
     format: Literal["urn:lethe:evidence:v1"] = "urn:lethe:evidence:v1"
     certificate_id: Uuid7
@@ -133,7 +141,7 @@ class EvidenceRecord(Record):
     posterior_distance: NonNegative | None = None
     method: Settings = Field(default_factory=dict)
     trace: Annotated[tuple[TraceStep, ...], at_most(10_000)]
-    shift: Shift | None
+    shift: ClassDrift | None
     utility: Utility | None
     solver: Settings
     seconds_total: NonNegative | None = None
@@ -142,17 +150,19 @@ class EvidenceRecord(Record):
     parent: ParentOpening | None = None
 
     def to_bytes(self) -> bytes:
-        """Serialise the record; fields that older records do not have are left out while they are empty."""
+        """Serialise the record. Fields that older records lack are omitted while they are empty."""
         values = self.model_dump(mode="json", by_alias=True)
-        return canonical_json({key: value for key, value in values.items() if key not in _NEWER or value})
+        return canonical_json(
+            {key: value for key, value in values.items() if key not in _LATER_FIELDS or value}
+        )
 
 
 def commit(record: EvidenceRecord) -> str:
-    """SHA-256 over a domain, the record's 128-bit salt and the record. Without the salt it tells nothing."""
+    """Return the commitment to a record: SHA-256 over a domain, the record's 128-bit salt and the record."""
     return hashlib.sha256(_DOMAIN + bytes.fromhex(record.salt) + record.to_bytes()).hexdigest()
 
 
 def commit_parent(opening: ParentOpening) -> str:
-    """Commit to the digest of version 0. Without the 128-bit salt nobody can try a guess against it."""
+    """Return the commitment to the digest of version 0. Testing a guess needs the 128-bit salt."""
     salt, digest = bytes.fromhex(opening.salt), bytes.fromhex(opening.sha256)
     return hashlib.sha256(_PARENT_DOMAIN + salt + digest).hexdigest()

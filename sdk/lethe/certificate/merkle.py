@@ -1,8 +1,8 @@
-"""RFC 6962 Merkle tree as pure functions over a reader of complete subtrees.
+"""The RFC 6962 Merkle tree, as pure functions that read stored nodes through a callback.
 
-A store keeps one row per complete subtree: (level, index) → hash, where the subtree covers the leaves
-[index·2^level, (index+1)·2^level). Such a node never changes once written, so an append adds rows and
-edits none, and every proof reads O(log n) rows. `reads_of` lists those rows, for one SQL query.
+A store keeps one row per complete subtree, (level, index) → hash, where the subtree covers the leaves
+[index·2^level, (index+1)·2^level). Such a node never changes, so appending a leaf adds rows and edits none.
+A proof reads O(log n) rows. `reads_of` lists them in advance, so that one SQL query can fetch them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,20 @@ EMPTY_ROOT = hashlib.sha256(b"").digest()
 
 
 def leaf_hash(data: bytes) -> bytes:
-    return hashlib.sha256(b"\x00" + data).digest()  # RFC 6962, 2.1
+    """Return the hash of a leaf with this data (RFC 6962, 2.1)."""
+    return hashlib.sha256(b"\x00" + data).digest()
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
+    """Return the hash of an inner node with these children (RFC 6962, 2.1)."""
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
 def append_nodes(size: int, leaf: bytes, node: NodeReader) -> list[Node]:
-    """Nodes to write when the leaf hash `leaf` joins a tree of `size`: itself and what it completes."""
+    """Return the nodes to write when a leaf hash is appended to a tree of `size` leaves.
+
+    They are the leaf itself and every subtree that it completes.
+    """
     written: list[Node] = [(0, size, leaf)]
     level, index, value = 0, size, leaf
     while index % 2 == 1:
@@ -38,11 +43,12 @@ def append_nodes(size: int, leaf: bytes, node: NodeReader) -> list[Node]:
 
 
 def root(size: int, node: NodeReader) -> bytes:
+    """Return the root of the tree over the first `size` leaves."""
     return _range_hash(0, size, node) if size else EMPTY_ROOT
 
 
 def _range_hash(start: int, end: int, node: NodeReader) -> bytes:
-    """Hash of the leaves [start, end); a range of a power of two is one stored node."""
+    """Return the hash of the leaves [start, end). If their number is a power of two, it is a stored node."""
     width = end - start
     if width & (width - 1) == 0:
         level = width.bit_length() - 1
@@ -52,14 +58,14 @@ def _range_hash(start: int, end: int, node: NodeReader) -> bytes:
 
 
 def _split(width: int) -> int:
-    """The largest power of two smaller than `width` (RFC 6962's k)."""
+    """Return the largest power of two smaller than `width`, which RFC 6962 calls k."""
     return 1 << ((width - 1).bit_length() - 1)
 
 
 def inclusion_proof(index: int, size: int, node: NodeReader) -> list[bytes]:
-    """Audit path of leaf `index` in the tree of `size` leaves, from the leaf up (RFC 6962, 2.1.1)."""
+    """Return the audit path of leaf `index` in a tree of `size` leaves, leaf first (RFC 6962, 2.1.1)."""
     if not 0 <= index < size:
-        raise ValueError(f"leaf {index} is not in a tree of {size}")
+        raise ValueError(f"leaf {index} is not in a tree of {size} leaves")
     path: list[bytes] = []
     start, end = 0, size
     while end - start > 1:
@@ -74,9 +80,9 @@ def inclusion_proof(index: int, size: int, node: NodeReader) -> list[bytes]:
 
 
 def consistency_proof(old: int, new: int, node: NodeReader) -> list[bytes]:
-    """Proof that the tree of `old` leaves is a prefix of the tree of `new` (RFC 6962, 2.1.2)."""
+    """Return the proof that the tree of `old` leaves is a prefix of the tree of `new` (RFC 6962, 2.1.2)."""
     if not 0 <= old <= new:
-        raise ValueError(f"a tree of {old} cannot be a prefix of a tree of {new}")
+        raise ValueError(f"a tree of {old} leaves cannot be a prefix of a tree of {new}")
     if old in (0, new):
         return []
     path: list[bytes] = []
@@ -89,13 +95,13 @@ def consistency_proof(old: int, new: int, node: NodeReader) -> list[bytes]:
         else:
             path.append(_range_hash(start, middle, node))
             start = middle
-    if start:  # the old tree's last subtree is not its root, which the verifier already has
+    if start:  # if the old tree is one subtree, the verifier already has its root
         path.append(_range_hash(start, end, node))
     return path[::-1]
 
 
 def verify_inclusion(leaf: bytes, index: int, size: int, path: Sequence[bytes], expected_root: bytes) -> bool:
-    """Whether `path` leads from the leaf hash to the root (RFC 9162, 2.1.3.2)."""
+    """Return whether `path` leads from the leaf hash at `index` to the root (RFC 9162, 2.1.3.2)."""
     if not 0 <= index < size:
         return False
     position, last, value = index, size - 1, leaf
@@ -113,7 +119,7 @@ def verify_inclusion(leaf: bytes, index: int, size: int, path: Sequence[bytes], 
 
 
 def verify_consistency(old: int, new: int, path: Sequence[bytes], old_root: bytes, new_root: bytes) -> bool:
-    """Whether the tree of `new` leaves extends the tree of `old` (RFC 9162, 2.1.4.2)."""
+    """Return whether `path` proves that a tree of `new` leaves extends one of `old` (RFC 9162, 2.1.4.2)."""
     if not 0 <= old <= new:
         return False
     if old == 0:
@@ -141,25 +147,25 @@ def verify_consistency(old: int, new: int, path: Sequence[bytes], old_root: byte
 
 
 def reads_of(computation: Callable[[NodeReader], T]) -> list[tuple[int, int]]:
-    """The (level, index) pairs `computation` reads, without reading them.
+    """Return the (level, index) pairs that `computation` will read, without reading them.
 
-    Which nodes are read depends on sizes alone, never on hashes, so a store can fetch them in one query:
+    The pairs depend on sizes alone, never on hashes, so a store can fetch them all in one query:
 
     >>> reads_of(lambda node: inclusion_proof(5, 7, node))
     [(2, 0), (0, 6), (0, 4)]
     """
-    wanted: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
 
     def record(level: int, index: int) -> bytes:
-        wanted.append((level, index))
+        places.append((level, index))
         return EMPTY_ROOT
 
     computation(record)
-    return wanted
+    return places
 
 
 class MemoryTree:
-    """The tree in a dictionary: for a deletion set, and as the model other stores are tested against."""
+    """A tree kept in a dictionary. Deletion sets use it, and tests compare the SQL store with it."""
 
     def __init__(self, leaves: Sequence[bytes] = ()) -> None:
         self.nodes: dict[tuple[int, int], bytes] = {}
@@ -168,20 +174,24 @@ class MemoryTree:
             self.append(leaf)
 
     def node(self, level: int, index: int) -> bytes:
+        """Return the hash of a complete subtree."""
         return self.nodes[level, index]
 
     def append(self, leaf: bytes) -> int:
-        """Add a leaf hash; its index."""
+        """Append a leaf hash and return its index."""
         for level, index, value in append_nodes(self.size, leaf, self.node):
             self.nodes[level, index] = value
         self.size += 1
         return self.size - 1
 
     def root(self, size: int | None = None) -> bytes:
+        """Return the root over the first `size` leaves, or over all of them."""
         return root(self.size if size is None else size, self.node)
 
     def inclusion_proof(self, index: int, size: int | None = None) -> list[bytes]:
+        """Return the audit path of leaf `index` in the tree of the first `size` leaves, or of all."""
         return inclusion_proof(index, self.size if size is None else size, self.node)
 
     def consistency_proof(self, old: int, new: int | None = None) -> list[bytes]:
+        """Return the proof that the tree of `old` leaves is a prefix of that of `new` leaves, or of all."""
         return consistency_proof(old, self.size if new is None else new, self.node)

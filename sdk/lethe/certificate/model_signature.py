@@ -1,23 +1,24 @@
-"""A signature over the checkpoint file that the OpenSSF `model_signing` tool verifies.
+"""Signs a weights file so that the OpenSSF tool `model_signing` can verify it.
 
-Format: https://model_signing/signature/v1.0, an in-toto statement in DSSE in a Sigstore bundle. A model that
-is one file has the single resource "."; the subject's digest is the SHA-256 over the resources' digests.
+The format is https://model_signing/signature/v1.0: an in-toto statement in a DSSE envelope in a Sigstore
+bundle. A model that is one file has the single resource ".", and the subject's digest is the SHA-256 over the
+digests of the resources.
 """
 
 from __future__ import annotations
 
 import hashlib
 
-from certificate.envelope import sign, to_bundle
-from certificate.keys import Signer
-from certificate.records import canonical_json
-from certificate.statement import STATEMENT_TYPE
+from lethe.certificate.envelope import sign, to_bundle
+from lethe.certificate.keys import Signer
+from lethe.certificate.records import canonical_json
+from lethe.certificate.statement import STATEMENT_TYPE
 
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 
 
 def sign_model(*, file_name: str, sha256: str, signer: Signer) -> bytes:
-    """The contents of `model.sig`, for a checkpoint with this SHA-256."""
+    """Return the contents of `model.sig` for a weights file with this SHA-256."""
     statement = {
         "_type": STATEMENT_TYPE,
         "subject": [
@@ -34,6 +35,6 @@ def sign_model(*, file_name: str, sha256: str, signer: Signer) -> bytes:
             "resources": [{"name": ".", "algorithm": "sha256", "digest": sha256}],
         },
     }
-    # The tool looks a key up by the digest of its PEM text, not of its DER as key ids here are.
+    # The tool finds a key by the digest of its PEM text. Our key ids are digests of the DER form.
     hint = hashlib.sha256(signer.public_pem.encode()).hexdigest()
     return canonical_json(to_bundle(sign(canonical_json(statement), signer), hint=hint))

@@ -1,4 +1,4 @@
-"""`pack.json`: everything offline verification needs, in one file."""
+"""The pack (`pack.json`): everything that offline verification needs, in one file."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from certificate.envelope import Envelope
-from certificate.errors import UnusableInput
-from certificate.evidence import EvidenceRecord
-from certificate.keys import KeySet
-from certificate.receipt import Receipt
-from certificate.records import Count, ProofPath, Record, at_most, printable, read_object
+from lethe.certificate.envelope import Envelope
+from lethe.certificate.errors import UnusableInput
+from lethe.certificate.evidence import EvidenceRecord
+from lethe.certificate.keys import KeySet
+from lethe.certificate.receipt import Receipt
+from lethe.certificate.records import Count, ProofPath, Record, at_most, printable, read_object
 
 Base64 = Annotated[str, Field(max_length=2**24)]
 FORMAT_V1 = "urn:lethe:pack:v1"
@@ -23,7 +23,7 @@ FORMAT = "urn:lethe:pack:v2"
 
 @dataclass(frozen=True)
 class LoggedEnvelope:
-    """An envelope with its place in the log and the path from there to the root of the pack's tree head."""
+    """An envelope, its place in the log, and the path from there to the root of the pack's tree head."""
 
     envelope: Envelope
     index: int
@@ -31,7 +31,7 @@ class LoggedEnvelope:
 
 
 class Predecessor(Record):
-    """An earlier certificate of the model: its envelope's exact bytes, and its place in the log."""
+    """An earlier certificate of the model: the exact bytes of its envelope, and its place in the log."""
 
     envelope: Base64
     index: Count
@@ -39,7 +39,7 @@ class Predecessor(Record):
 
     @classmethod
     def of(cls, logged: LoggedEnvelope) -> Self:
-        """Wrap an envelope and its place for a pack."""
+        """Return the entry of a pack for a logged envelope."""
         return cls(
             envelope=base64.b64encode(logged.envelope.raw).decode(),
             index=logged.index,
@@ -48,14 +48,14 @@ class Predecessor(Record):
 
 
 class PredecessorV1(Record):
-    """An earlier certificate of the model, without its place in the log."""
+    """An earlier certificate of the model in a pack of format 1, without its place in the log."""
 
     envelope: Base64
-    summary: None = None  # the first packs could hold one in place of an envelope; none is accepted any more
+    summary: None = None  # the first packs could carry a summary instead of an envelope; it must be null now
 
 
 class LogEntry(Record):
-    """Where the certificate stands in the log: its place, the path to the root, and the signed tree head."""
+    """The place of the certificate in the log, the path from there to the root, and the signed tree head."""
 
     tree_head: str
     index: Count
@@ -63,7 +63,7 @@ class LogEntry(Record):
 
 
 class LogEntryV1(Record):
-    """A log entry as packs of format 1 spell it."""
+    """A log entry as packs of format 1 spell it: `checkpoint` is the signed tree head."""
 
     checkpoint: str
     index: Count
@@ -71,26 +71,33 @@ class LogEntryV1(Record):
 
     @property
     def tree_head(self) -> str:
-        """The signed tree head under its newer name."""
+        """The signed tree head, under its name in format 2."""
         return self.checkpoint
 
 
 class Consistency(Record):
-    """Proof that the tree of `old_size` leaves is a prefix of the pack's tree head."""
+    """Proves that the tree of `old_size` leaves is a prefix of the tree of the pack's tree head."""
 
     old_size: Count
     path: ProofPath
 
 
 class EarlierHead(Record):
-    """A signed tree head someone kept, with the proof between it and the pack's: a `--since` file."""
+    """A signed tree head that someone kept (`checkpoint`), and the proof between it and the pack's.
+
+    This is the JSON form of a `--since` file.
+    """
 
     checkpoint: str
     path: ProofPath = ()
 
 
 class LogConsistency(Record):
-    """What `GET /v1/log/consistency` answers: the newest tree head, and the proof from `old_size` to it."""
+    """The response of `GET /v1/log/consistency`.
+
+    `checkpoint` is the newest signed tree head, and `path` proves that it extends the tree of `old_size`
+    leaves.
+    """
 
     old_size: Count
     new_size: Count
@@ -99,7 +106,10 @@ class LogConsistency(Record):
 
 
 class Pack(Record):
-    """`predecessors` run from the last retrain, or the first certificate, to the previous one."""
+    """Everything that offline verification of one certificate needs.
+
+    `predecessors` are the earlier certificates in order, from the last retrain or the first certificate on.
+    """
 
     format: Literal["urn:lethe:pack:v2"] = "urn:lethe:pack:v2"
     envelope: Base64
@@ -112,7 +122,7 @@ class Pack(Record):
 
 
 class PackV1(Record):
-    """A pack of format 1: it does not say where the predecessors stand in the log. None is made any more."""
+    """A pack of format 1, which lacks the places of the predecessors in the log. It is no longer issued."""
 
     format: Literal["urn:lethe:pack:v1"] = "urn:lethe:pack:v1"
     envelope: Base64
@@ -128,14 +138,14 @@ AnyPack = Pack | PackV1
 
 
 def read_pack(data: bytes) -> AnyPack:
-    """Read a pack of either format. One that names no format is of format 1."""
+    """Read a pack of either format. A pack that names no format is of format 1."""
     document = read_object(data, "pack")
     named = document.get("format", FORMAT_V1)
     if named == FORMAT:
         return Pack.read(data, "pack")
     if named == FORMAT_V1:
         return PackV1.read(data, "pack")
-    raise UnusableInput(f"pack: the format {printable(named)!r} is not known to this verifier")
+    raise UnusableInput(f"pack: this verifier does not know the format {printable(named)!r}")
 
 
 def build_pack(
@@ -148,7 +158,7 @@ def build_pack(
     predecessors: Sequence[LoggedEnvelope] = (),
     **optional: Any,
 ) -> Pack:
-    """Return a pack from its parts; `optional` takes `consistency`, `evidence` and `receipt`."""
+    """Build a pack from its parts. `optional` may contain `consistency`, `evidence` and `receipt`."""
     return Pack(
         envelope=base64.b64encode(envelope.raw).decode(),
         predecessors=tuple(Predecessor.of(link) for link in predecessors),

@@ -1,7 +1,8 @@
-"""The predicate of a certificate, version 2: what is public about one release.
+"""The predicate of a certificate, version 2: everything that is public about one release.
 
-It states inequalities against the policy. Exact norms, distances, class counts and timings are un-noised
-functions of the data and live in the evidence record. Every word is a key of `certificate.vocabulary`.
+It states inequalities against the policy. Exact norms, distances, class counts and timings depend on the data
+without noise, so they are in the evidence record instead. Every word is a key of
+`lethe.certificate.vocabulary`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from certificate.merkle import EMPTY_ROOT
-from certificate.records import (
+from lethe.certificate.merkle import EMPTY_ROOT
+from lethe.certificate.records import (
     Count,
     Declaration,
     DeviceName,
     FamilyName,
+    LayerName,
     ModelName,
     NonNegative,
     Positive,
@@ -27,7 +29,8 @@ from certificate.records import (
     Uuid7,
     at_most,
 )
-from certificate.vocabulary import (
+from lethe.certificate.representation import CertifiedRepresentation
+from lethe.certificate.vocabulary import (
     ASSUMPTIONS,
     LIMITS,
     REFERENCES,
@@ -43,15 +46,15 @@ Assurance = Literal["proved", "conditional", "heuristic", "as-published"]
 Rule = Literal["B1", "B2", "retrain", "tr-paper", "guo2020", "zhang2024"]
 Inequality = Literal["distance <= target", "rounding / lambda < target", "mu0 > 0", "h < 1/2", "sum p_j <= p"]
 
-# With fewer people, how many records they had says something about one of them.
+# With fewer people, the number of their records would reveal something about each of them.
 SMALLEST_DESCRIBED_SET = 20
 
 
 class Parent(Record):
-    """The version the release started from.
+    """The version that the release started from.
 
-    Later versions are named by the digest of their weights. Version 0 has no noise, so its digest would
-    confirm a guess of the data: it is named by a salted commitment, which the evidence opens.
+    Version 0 has no noise, so its digest could confirm a guess of the data. It is named by a salted
+    commitment, which the evidence opens. Every later version is named by the digest of its weights.
     """
 
     version: Count
@@ -62,22 +65,38 @@ class Parent(Record):
     def _version_0_is_committed_to(self) -> Self:
         first = self.version == 0
         if first != (self.commitment is not None) or first == (self.weights_sha256 is not None):
-            raise ValueError("version 0 is named by a commitment, every later version by its digest")
+            raise ValueError("version 0 must be named by a commitment, every later version by its digest")
         return self
 
 
 class Origins(Record):
-    """Where what the objective includes comes from, as the model's owner declared it."""
+    """The origins of the features, the constants and the anchor, as the model's owner declared them."""
 
     features: Declaration
     constants: Declaration
     anchor: Declaration
 
 
-class Objective(Record):
-    """f(w) = mean loss + (regularisation/2)·‖w - anchor‖²; `anchor_sha256` is null for the anchor 0.
+class Linearisation(Record):
+    """States that the network N is replaced by N(x; a) + ∂N(x; a)·(w - a), where a is the anchor.
 
-    `warnings` are what registration noticed and nobody has resolved.
+    This is affine in the weights w, which is what rule B1 needs. `layers` are the parts of the network whose
+    parameters were trained, and all if there are none. `rounding` says whether the bound on rounding errors
+    was derived or modelled, and `architecture` whether the network is built in or comes from a plug-in.
+    """
+
+    layers: Annotated[tuple[LayerName, ...], at_most(64)]
+    rounding: Literal["derived", "modelled"]
+    architecture: Literal["built-in", "plug-in"]
+
+
+class Objective(Record):
+    """The training objective f(w) = mean loss + (λ/2)·‖w - anchor‖², where λ is `regularisation`.
+
+    `anchor_sha256` is null if the anchor is 0. `warnings` are unresolved warnings from registration.
+    `representation` is the public function that turned raw rows into features. `linearisation` is stated for
+    a network that was linearised at its anchor. Without them these fields are left out of the JSON, so that
+    certificates of other models keep their bytes.
     """
 
     family: FamilyName
@@ -88,20 +107,28 @@ class Objective(Record):
     warnings: Annotated[tuple[RegistrationWarning, ...], at_most(16)] = ()
     dimension: Annotated[int, Field(ge=1, lt=2**53)]
     retained_data_commitment: Sha256
+    representation: CertifiedRepresentation | None = Field(None, exclude_if=lambda value: value is None)
+    linearisation: Linearisation | None = Field(None, exclude_if=lambda value: value is None)
+
+    @model_validator(mode="after")
+    def _linearised_at_an_anchor(self) -> Self:
+        if self.linearisation is not None and self.anchor_sha256 is None:
+            raise ValueError("a network is linearised at an anchor, but the objective names none")
+        return self
 
     @model_validator(mode="after")
     def _warnings_are_named_once(self) -> Self:
         if len(set(self.warnings)) != len(self.warnings):
-            raise ValueError("a warning is named twice")
+            raise ValueError("the same warning is named twice")
         return self
 
 
 class DeletionSet(Record):
-    """How many were erased, and a commitment to who: `root` is the Merkle root over `commitments` leaves.
+    """The number of people erased, and a commitment to who they are.
 
-    One leaf stands for one person in one request, so a person who asks twice has two. `records` is null for
-    fewer than twenty people. Records that were added, and nobody erased, make an empty set: all counts are 0
-    and the root is that of the empty tree.
+    `root` is the Merkle root over `commitments` leaves. Each leaf stands for one person in one request, so a
+    person who asks twice has two. `records` is null for fewer than twenty people. A release that only added
+    records has an empty set: all counts are 0 and the root is that of the empty tree.
     """
 
     requests: Count
@@ -114,21 +141,25 @@ class DeletionSet(Record):
     def _counts_add_up(self) -> Self:
         if not self.people <= self.commitments <= self.people * self.requests:
             raise ValueError(
-                "each person has a commitment for each request that names them, and no other has"
+                "each person must have one commitment for each request that names them, and nobody else may"
             )
         if self.people == 0 and self.requests != 0:
-            raise ValueError("a request erased nobody")
+            raise ValueError("there are requests, but nobody was erased")
         if (self.commitments == 0) != (self.root == EMPTY_ROOT.hex()):
-            raise ValueError("the root is that of the empty tree exactly when there is no commitment")
+            raise ValueError(
+                "the root must be that of the empty tree if and only if there are no commitments"
+            )
         if (self.people < SMALLEST_DESCRIBED_SET) != (self.records is None):
-            raise ValueError("records are counted for twenty people or more, and not for fewer")
+            raise ValueError(
+                "the number of records must be stated for twenty people or more, and for no fewer"
+            )
         if self.records is not None and self.records < self.people:
             raise ValueError("there are more people than records")
         return self
 
 
 class Estimate(Record):
-    """An (ε, δ) that would hold if the sampled constants were true bounds. Not a guarantee."""
+    """The (ε, δ) that would hold if the sampled constants were true bounds. It is not a guarantee."""
 
     epsilon: Positive
     delta: Annotated[float, Field(gt=0, lt=1)]
@@ -137,7 +168,7 @@ class Estimate(Record):
 def check_headline(
     assurance: Assurance, epsilon: float | None, delta: float | None, estimate: Estimate | None
 ) -> None:
-    """Raise unless a heuristic certificate carries an estimate and any other carries (ε, δ)."""
+    """Raise `ValueError` unless a heuristic certificate carries an estimate, or any other carries (ε, δ)."""
     if assurance == "heuristic":
         if epsilon is not None or delta is not None or estimate is None:
             raise ValueError("a heuristic certificate carries an estimate and no (epsilon, delta)")
@@ -146,7 +177,10 @@ def check_headline(
 
 
 class Guarantee(Record):
-    """(ε, δ)-indistinguishability from `reference`, in both directions; none of it when heuristic."""
+    """(ε, δ)-indistinguishability of the release from `reference`, in both directions.
+
+    A heuristic certificate has no ε and δ here, only an `estimate`.
+    """
 
     epsilon: NonNegative | None
     delta: Probability | None
@@ -163,22 +197,25 @@ class Guarantee(Record):
 
     @property
     def reference_text(self) -> str:
-        """The reference as a sentence."""
+        """The reference in words."""
         return REFERENCES[self.reference]
 
     @property
     def assumption_texts(self) -> tuple[tuple[str, str], ...]:
-        """Each assumption's name with its sentence."""
+        """The name and the sentence of each assumption."""
         return tuple((name, ASSUMPTIONS[name]) for name in self.assumptions)
 
     @property
     def limit_texts(self) -> tuple[str, ...]:
-        """What is not covered, as sentences."""
+        """Everything that the guarantee does not cover, as sentences."""
         return tuple(LIMITS[name] for name in self.not_covered)
 
 
 class Bound(Record):
-    """Δ ≤ `distance_target` (Δ*), by `rule`, but for probability `failure_probability` (p, a part of δ)."""
+    """The bound Δ ≤ `distance_target` (Δ*), established by `rule`.
+
+    It may fail with probability `failure_probability` (p), which is part of δ.
+    """
 
     distance_target: NonNegative
     rule: Rule
@@ -189,9 +226,9 @@ class Bound(Record):
 class Noise(Record):
     """Gaussian noise of standard deviation `sigma`, released on the multiples of `grid_step`.
 
-    `residual` bounds how far the released distribution is, in total variation, from rounding real Gaussian
-    noise; it is charged to δ. `data_independent` is false when the noise follows from the run, or when ε, δ,
-    Δ* or λ was changed after an attempt on the same records was refused.
+    `residual` bounds the total variation distance between the released distribution and rounded exact
+    Gaussian noise. It is charged to δ. `data_independent` is false if the noise depends on the run, or if ε,
+    δ, Δ* or λ was changed after an attempt on the same records was refused.
     """
 
     sigma: Positive
@@ -202,9 +239,10 @@ class Noise(Record):
 
 
 class Lifetime(Record):
-    """The running sum since the last retrain, this release included; shift s = Δ*/σ, not the achieved Δ.
+    """The sum over all releases since the last retrain, including this one.
 
-    `assurance` is the weakest among the summed releases; `epsilon_total` is null when that is heuristic.
+    Shifts are s = Δ*/σ, computed from the target Δ* and not from the achieved distance. `assurance` is the
+    weakest among the summed releases. `epsilon_total` is null if that is heuristic.
     """
 
     release_shift: NonNegative
@@ -221,19 +259,19 @@ class Lifetime(Record):
     @model_validator(mode="after")
     def _first_has_no_predecessor(self) -> Self:
         if (self.index == 0) != (self.previous_certificate_digest is None):
-            raise ValueError("only the first certificate of a model has no predecessor")
+            raise ValueError("the first certificate of a model, and no other, must have no predecessor")
         return self
 
 
 class EvidenceCommitment(Record):
-    """Commits to the restricted evidence record."""
+    """The commitment to the restricted evidence record."""
 
     scheme: Literal["urn:lethe:evidence:v1"] = "urn:lethe:evidence:v1"
     commitment: Sha256
 
 
 class Runtime(Record):
-    """What ran; `flags` are the settings that make it deterministic, as the runtime spells them."""
+    """The software and device that ran. `flags` are the settings that make it deterministic."""
 
     torch: SoftwareVersion
     lethe: SoftwareVersion
@@ -244,7 +282,10 @@ class Runtime(Record):
 
 
 class Predicate(Record):
-    """`model_id` says whose model it is: names repeat among the tenants of one log, ids do not."""
+    """Everything public about one release.
+
+    Two tenants of one log may use the same model name, so `model_id` identifies the model.
+    """
 
     format_version: ClassVar[int] = 2
 
@@ -273,13 +314,13 @@ class Predicate(Record):
     @model_validator(mode="after")
     def _follows_its_parent(self) -> Self:
         if self.version != self.parent.version + 1:
-            raise ValueError("a version is one more than its parent's")
+            raise ValueError("a version must be its parent's version plus one")
         return self
 
 
 def check_retrain(mechanism: Mechanism, rule: Rule, *, shifted: bool) -> None:
-    """Raise if a retrain is bounded by a rule of another mechanism, or claims a distance."""
+    """Raise `ValueError` if a retrain uses another mechanism's rule, or claims a distance."""
     if mechanism == "retrain" and rule != "retrain":
-        raise ValueError("a retrain is bounded by no rule but its own")
+        raise ValueError("a retrain must use the rule retrain")
     if rule == "retrain" and shifted:
-        raise ValueError("a retrain has distance 0, shift 0 and no failure probability")
+        raise ValueError("a retrain must have distance 0, shift 0 and failure probability 0")

@@ -1,7 +1,7 @@
-"""The predicate of a certificate, version 1. No new certificate is issued in this format.
+"""The predicate of a certificate, version 1. This format is frozen and no longer issued.
 
-Its certificates keep verifying as what they are: their noise was drawn in floating point, which a known
-attack tells apart, and their text is free.
+Its certificates still verify. Their noise was drawn in floating point, which a known attack can exploit, and
+they contain free text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from certificate.predicate import (
+from lethe.certificate.predicate import (
     SMALLEST_DESCRIBED_SET,
     Assurance,
     Bound,
@@ -21,7 +21,7 @@ from certificate.predicate import (
     check_headline,
     check_retrain,
 )
-from certificate.records import (
+from lethe.certificate.records import (
     Count,
     NonNegative,
     Positive,
@@ -32,14 +32,16 @@ from certificate.records import (
     Uuid7,
     at_most,
 )
-from certificate.vocabulary import RegistrationWarning
+from lethe.certificate.vocabulary import RegistrationWarning
 
-# With a smaller cell, a histogram is a person's label.
+# With a smaller class count, a histogram would reveal a person's label.
 SMALLEST_DESCRIBED_CELL = 5
 
 
 def describable(subjects: int, records: int, histogram: Mapping[str, int]) -> bool:
-    """Whether the classes of an erased set may be published: many people, many records, no small cell.
+    """Return whether the class histogram of an erased set may be published.
+
+    It needs enough people, enough records and no small class.
 
     >>> describable(20, 40, {"0": 35, "1": 5, "2": 0})
     True
@@ -52,19 +54,19 @@ def describable(subjects: int, records: int, histogram: Mapping[str, int]) -> bo
 
 
 class ParentV1(Record):
-    """The version the release started from, and its checkpoint."""
+    """The version that the release started from, and the digest of its weights."""
 
     version: Count
     checkpoint_sha256: Sha256
 
     @property
     def weights_sha256(self) -> str:
-        """The digest under its newer name."""
+        """The digest of the weights, under its name in format 2."""
         return self.checkpoint_sha256
 
 
 class OriginsV1(Record):
-    """Where what the objective includes comes from, as the model's owner declared it."""
+    """The origins of the features, the constants and the anchor, as the model's owner declared them."""
 
     features: Text
     constants: Text
@@ -72,7 +74,10 @@ class OriginsV1(Record):
 
 
 class ObjectiveV1(Record):
-    """f(w) = mean loss + (regularisation/2)·‖w - anchor‖²; `anchor_sha256` is null for the anchor 0."""
+    """The training objective f(w) = mean loss + (λ/2)·‖w - anchor‖², where λ is `regularisation`.
+
+    `anchor_sha256` is null if the anchor is 0.
+    """
 
     family: Text
     loss: Text
@@ -84,15 +89,16 @@ class ObjectiveV1(Record):
 
     @property
     def warnings(self) -> tuple[RegistrationWarning, ...]:
-        """Version 1 did not say what registration noticed."""
+        """Always empty: version 1 did not record warnings."""
         return ()
 
 
 class DeletionSetV1(Record):
-    """The erased records as numbers and a commitment; described only where `describable`.
+    """The numbers of people and records erased, and a commitment to who they are.
 
-    `root` is the Merkle root of the salted commitments, one leaf for each of the `subjects`. Divergences have
-    three significant digits: with more, the counts they come from could be solved for.
+    `root` is the Merkle root of the salted commitments, with one leaf for each of the `subjects`. The class
+    histogram is stated only for large sets. Divergences have three significant digits, because with more the
+    counts behind them could be computed.
     """
 
     requests: Count
@@ -105,7 +111,7 @@ class DeletionSetV1(Record):
 
     @property
     def people(self) -> int:
-        """Version 1 counted each person once for each request."""
+        """The number of subjects. Version 1 counted each person once per request."""
         return self.subjects
 
     @property
@@ -118,12 +124,14 @@ class DeletionSetV1(Record):
         divergences = [kl for kl in (self.kl_retained_original, self.kl_original_retained) if kl is not None]
         if self.class_histogram is None:
             if divergences:
-                raise ValueError("a divergence is stated together with the class histogram or not at all")
+                raise ValueError(
+                    "a divergence must be stated together with the class histogram or not at all"
+                )
             return self
         if not describable(self.subjects, self.records, self.class_histogram):
             raise ValueError(
                 f"a set of fewer than {SMALLEST_DESCRIBED_SET} subjects or records, or with a class of fewer "
-                f"than {SMALLEST_DESCRIBED_CELL}, must not be described"
+                f"than {SMALLEST_DESCRIBED_CELL} records, must not be described"
             )
         if sum(self.class_histogram.values()) != self.records:
             raise ValueError("the class histogram does not add up to the number of records")
@@ -133,14 +141,17 @@ class DeletionSetV1(Record):
 
 
 class Assumption(Record):
-    """What the guarantee rests on and the certificate does not prove; `basis` says why it is believed."""
+    """An assumption that the certificate does not prove. `basis` says why it is believed."""
 
     name: Text
     basis: Text
 
 
 class GuaranteeV1(Record):
-    """(ε, δ)-indistinguishability from `reference`, in both directions; none of it when heuristic."""
+    """(ε, δ)-indistinguishability of the release from `reference`, in both directions.
+
+    A heuristic certificate has no ε and δ here, only an `estimate`.
+    """
 
     epsilon: NonNegative | None
     delta: Probability | None
@@ -157,22 +168,22 @@ class GuaranteeV1(Record):
 
     @property
     def reference_text(self) -> str:
-        """The reference as the certificate words it."""
+        """The reference in the certificate's own words."""
         return self.reference
 
     @property
     def assumption_texts(self) -> tuple[tuple[str, str], ...]:
-        """Each assumption's name with the certificate's own words."""
+        """The name of each assumption, and its basis in the certificate's own words."""
         return tuple((entry.name, entry.basis) for entry in self.assumptions)
 
     @property
     def limit_texts(self) -> tuple[str, ...]:
-        """What is not covered, as the certificate words it."""
+        """Everything that the guarantee does not cover, in the certificate's own words."""
         return self.not_covered
 
 
 class NoiseV1(Record):
-    """Gaussian noise drawn and added in double precision, without a public grid."""
+    """Gaussian noise that was drawn and added in double precision, without a public grid."""
 
     sigma: Positive
     calibration: Literal["analytic", "classical"]
@@ -180,18 +191,19 @@ class NoiseV1(Record):
 
     @property
     def grid_step(self) -> None:
-        """Version 1 had no grid."""
+        """Always None: version 1 had no grid."""
 
     @property
     def residual(self) -> float:
-        """Version 1 charged nothing for its imperfect noise: it named an assumption instead."""
+        """Always 0: version 1 stated its imperfect noise as an assumption instead of charging it to δ."""
         return 0.0
 
 
 class LifetimeV1(Record):
-    """The running sum since the last retrain, this release included; shift s = Δ*/σ, not the achieved Δ.
+    """The sum over all releases since the last retrain, including this one.
 
-    `assurance` is the weakest among the summed releases; `epsilon_total` is null when that is heuristic.
+    Shifts are s = Δ*/σ, computed from the target Δ* and not from the achieved distance. `assurance` is the
+    weakest among the summed releases. `epsilon_total` is null if that is heuristic.
     """
 
     release_shift: NonNegative
@@ -206,18 +218,18 @@ class LifetimeV1(Record):
 
     @property
     def running_residual(self) -> float:
-        """Version 1 charged nothing for its imperfect noise: it named an assumption instead."""
+        """Always 0: version 1 stated its imperfect noise as an assumption instead of charging it to δ."""
         return 0.0
 
     @model_validator(mode="after")
     def _first_has_no_predecessor(self) -> Self:
         if (self.index == 0) != (self.previous_certificate_digest is None):
-            raise ValueError("only the first certificate of a model has no predecessor")
+            raise ValueError("the first certificate of a model, and no other, must have no predecessor")
         return self
 
 
 class RuntimeV1(Record):
-    """What ran; `flags` are the settings that make it deterministic, as the runtime spells them."""
+    """The software and device that ran. `flags` are the settings that make it deterministic."""
 
     torch: Text
     lethe: Text
@@ -228,7 +240,10 @@ class RuntimeV1(Record):
 
 
 class PredicateV1(Record):
-    """`model_id` says whose model it is: names repeat among the tenants of one log, ids do not."""
+    """Everything public about one release, in format 1.
+
+    Two tenants of one log may use the same model name, so `model_id` identifies the model.
+    """
 
     format_version: ClassVar[int] = 1
 
@@ -257,5 +272,5 @@ class PredicateV1(Record):
     @model_validator(mode="after")
     def _newer_than_parent(self) -> Self:
         if self.version <= self.parent.version:
-            raise ValueError("a version is newer than its parent")
+            raise ValueError("a version must be newer than its parent")
         return self

@@ -1,36 +1,43 @@
-"""Gaussian-mechanism arithmetic: noise for a distance, (ε, δ) for a noise, composition of releases.
+"""Arithmetic of the Gaussian mechanism: noise for a distance, (ε, δ) for a noise, composition of releases.
 
-Everything is a function of the **shift** ``s = Δ/σ``: how far apart the two noised points are, in
+Everything is a function of the **shift** ``s = Δ/σ``, the distance between the two noised points in
 standard deviations. The exact trade-off (Balle & Wang 2018, theorem 8) is
 
     δ(ε, s) = Φ(-a) - e^ε·Φ(-b),      a = ε/s - s/2,   b = ε/s + s/2.
 
-Evaluated as written it cancels when s is small and underflows when δ is. Since (b² - a²)/2 = ε,
+Evaluated as written, it cancels when s is small and underflows when δ is small. Since (b² - a²)/2 = ε,
 e^ε·φ(b) = φ(a), and with the Mills ratio M(x) = Φ(-x)/φ(x),
 
     δ = φ(a)·(M(a) - M(b)) = φ(a)·∫_a^b R(x) dx,      R(x) = -M'(x) = 1 - x·M(x) > 0,
 
-where the difference is used when the two terms are far apart and the integral, which subtracts
-nothing, when they are close. Results that a guarantee rests on are rounded to the safe side by
-``_SLACK``, which exceeds the relative error of ``delta_of`` over the whole range
-(δ ≥ 1e-300, 1e-12 ≤ s ≤ 1e3).
+The difference is used when the two terms are far apart. The integral, which subtracts nothing, is used when
+they are close. Results that a guarantee depends on are rounded to the safe side by ``_SLACK``, which exceeds
+the relative error of ``delta_of`` over the whole range (δ ≥ 1e-300, 1e-12 ≤ s ≤ 1e3).
 """
 
 import math
 from collections.abc import Callable, Iterable
 from fractions import Fraction
+from functools import lru_cache
 
-# What a policy may ask for. Far inside these limits the residual of the noise is nothing beside δ.
+# Limits for policies. Well inside them, the residual of the noise is negligible compared with δ.
 SMALLEST_DELTA = 1e-15
 LARGEST_EPSILON = 20.0
 
-# Total variation between one released coordinate and a rounded real Gaussian, from the finite number of
-# random bits alone (docs/maths.md, section 4); and for a file of at most `LARGEST_DIMENSION` weights.
+# Total variation distance between one released coordinate and a rounded exact Gaussian, which comes from the
+# finite number of random bits alone (docs/maths.md, section 4), and the same for a file of at most
+# `LARGEST_DIMENSION` weights.
 COORDINATE_RESIDUAL = 2.0**-117
 LARGEST_DIMENSION = 2**33
 NOISE_RESIDUAL = LARGEST_DIMENSION * COORDINATE_RESIDUAL
-# The grid's step lies in (σ/16, σ/8].
+# The grid step lies in (σ/16, σ/8].
 COARSEST_GRID = 8.0
+
+# Two computations of one number may differ by the last digits of `exp`, `log` and `erfc` on two machines. One
+# part in 10¹² leaves room for that and for nothing else: rounding to the safe side has already happened.
+TOLERANCE = 1e-12
+# An honest issuer does not overstate a number either. This leaves room for another version's rounding up.
+OVERSTATEMENT_TOLERANCE = 1e-9
 
 _SLACK = 2e-12
 _SMALLEST_COMPUTED = 1e-300
@@ -46,7 +53,7 @@ _LEGENDRE = (
 
 
 def delta_of(*, epsilon: float, shift: float) -> float:
-    """The smallest δ at which a release with this shift is (ε, δ)-indistinguishable from its reference.
+    """Return the smallest δ for which (ε, δ)-indistinguishability from the reference holds at this shift.
 
     >>> round(delta_of(epsilon=1.0, shift=1.0), 12)
     0.126936737507
@@ -68,12 +75,12 @@ def delta_of(*, epsilon: float, shift: float) -> float:
 
 
 def loss_exceeds(*, epsilon: float, shift: float) -> float:
-    """The probability that the privacy loss of a release with this shift exceeds ε: Φ(s/2 - ε/s).
+    """Return the probability that the privacy loss of a release with this shift exceeds ε: Φ(s/2 - ε/s).
 
-    The loss is the logarithm of how much likelier an outcome is under the release than under its reference;
-    for two Gaussians it is N(s²/2, s²), either way round. This is not δ, which is smaller: δ counts only how
-    far the outcomes beyond e^ε exceed it. The probability grows with the shift, so that a bound on the shift
-    bounds it.
+    The loss is the logarithm of how much likelier an outcome is under the release than under its reference.
+    For two Gaussians it is N(s²/2, s²) in either direction. This probability is larger than δ, which counts
+    only by how much outcomes beyond e^ε exceed it. It grows with the shift, so a bound on the shift bounds it
+    too.
 
     >>> shift = shift_for(epsilon=1.0, delta=1e-5)
     >>> f"{loss_exceeds(epsilon=1.0, shift=shift):.2e}"
@@ -89,19 +96,25 @@ def loss_exceeds(*, epsilon: float, shift: float) -> float:
 
 
 def shift_for(*, epsilon: float, delta: float) -> float:
-    """The largest shift Δ/σ that (ε, δ) allows, rounded down.
+    """Return the largest shift Δ/σ that (ε, δ) allows, rounded down.
 
     >>> round(shift_for(epsilon=1.0, delta=1e-5), 9)
     0.268051123
     """
     _check("epsilon", epsilon, above=0.0)
     _check("delta", delta, at_least=_SMALLEST_COMPUTED, below=1.0)
-    # twice the slack of `epsilon_for`, so that turning the shift back never gives more than `epsilon`
+    return _largest_shift(epsilon, delta)
+
+
+@lru_cache(maxsize=4096)
+def _largest_shift(epsilon: float, delta: float) -> float:
+    """Search the largest shift. The search takes milliseconds, and most policies share their ε and δ."""
+    # Twice the slack of `epsilon_for`, so that converting the shift back never gives more than `epsilon`.
     return _last_true(lambda s: _holds(epsilon=epsilon, delta=delta, shift=s, slack=2 * _SLACK))
 
 
 def sigma_for(*, epsilon: float, delta: float, distance: float) -> float:
-    """The noise σ under which two points at most `distance` apart are (ε, δ)-indistinguishable, rounded up.
+    """Return the σ at which two points at most `distance` apart are (ε, δ)-indistinguishable, rounded up.
 
     >>> round(sigma_for(epsilon=1.0, delta=1e-5, distance=1.0), 8)
     3.73063163
@@ -112,7 +125,7 @@ def sigma_for(*, epsilon: float, delta: float, distance: float) -> float:
     while math.isfinite(sigma) and Fraction(sigma) * Fraction(shift) < Fraction(distance):
         sigma = math.nextafter(sigma, math.inf)
     if not math.isfinite(sigma):
-        raise ValueError("no finite sigma: distance too large for this epsilon and delta")
+        raise ValueError("no finite sigma exists: the distance is too large for this epsilon and delta")
     return sigma
 
 
@@ -121,8 +134,8 @@ def epsilon_for(
 ) -> float:
     """Return the smallest ε that releases with this shift satisfy at `delta`, rounded up.
 
-    p and the noise's residual take their part of δ, the residual the more the larger ε is. Where they use
-    up δ, no ε holds, and a `ValueError` says so.
+    The failure probability and the noise's residual are subtracted from δ first. The charge for the residual
+    grows with ε. Raise `ValueError` if nothing is left of δ at any ε.
 
     >>> round(epsilon_for(delta=1e-5, shift=1.0), 8)
     4.3771781
@@ -144,10 +157,10 @@ def epsilon_for(
         )
         return left > 0 and _holds(epsilon=epsilon, delta=left, shift=shift)
 
-    # The charge grows with ε, so the ε that hold form an interval: find a point of it, then its lower end.
+    # The charge grows with ε, so the valid ε form an interval. Find one point of it, then its lower end.
     high = next((e for e in (low * (1 + 2.0**-k) for k in range(40, -1, -1)) if e < 700 and charged(e)), None)
     if high is None:
-        raise ValueError("the residual of the noise leaves nothing of delta at any epsilon")
+        raise ValueError("the residual of the noise uses up delta at every epsilon")
     while high > math.nextafter(low, math.inf):
         middle = low + (high - low) / 2
         low, high = (low, middle) if charged(middle) else (middle, high)
@@ -155,10 +168,10 @@ def epsilon_for(
 
 
 def delta_left(*, delta: float, failure_probability: float, residual: float, epsilon: float) -> float:
-    """Return what is left of δ for the exact Gaussian, rounded down.
+    """Return the part of δ that is left for the exact Gaussian, rounded down.
 
-    p is the probability that the distance bound fails. The residual t of the noise is charged as (1 + e^ε)·t:
-    if P' and Q' are within t of P and Q, then P'(S) ≤ P(S) + t ≤ e^ε·Q(S) + δ + t
+    The failure probability p of the distance bound is subtracted. The residual t of the noise is charged as
+    (1 + e^ε)·t: if P' and Q' are within t of P and Q, then P'(S) ≤ P(S) + t ≤ e^ε·Q(S) + δ + t
     ≤ e^ε·Q'(S) + δ + (1 + e^ε)·t.
 
     >>> delta_left(delta=1e-5, failure_probability=0.0, residual=0.0, epsilon=1.0)
@@ -187,7 +200,7 @@ def grid_step(sigma: float) -> float:
 
 
 def classical_sigma(*, epsilon: float, delta: float, distance: float) -> float:
-    """The textbook calibration Δ·√(2·ln(1.25/δ))/ε, whose proof needs ε < 1 (Dwork & Roth 2014, A.1).
+    """Return σ by the textbook calibration Δ·√(2·ln(1.25/δ))/ε, proved for ε < 1 (Dwork & Roth 2014, A.1).
 
     >>> round(classical_sigma(epsilon=0.5, delta=1e-5, distance=1.0), 8)
     9.68961053
@@ -199,7 +212,9 @@ def classical_sigma(*, epsilon: float, delta: float, distance: float) -> float:
 
 
 def compose(shifts: Iterable[float]) -> float:
-    """The shift of several releases together: √(Σ s²), exact for Gaussians, adaptive or not; rounded up.
+    """Return the composed shift of several releases, √(Σ s²), rounded up.
+
+    Composition is exact for Gaussians, whether or not releases depend on earlier ones.
 
     >>> compose([3.0, 4.0])
     5.0
@@ -217,12 +232,27 @@ def compose(shifts: Iterable[float]) -> float:
     return total
 
 
+def understates(claimed: float, recomputed: float) -> bool:
+    """Return whether a claimed number is too small by more than `TOLERANCE`."""
+    return claimed < recomputed * (1 - TOLERANCE)
+
+
+def overstates(claimed: float, recomputed: float) -> bool:
+    """Return whether a claimed number is too large by more than `OVERSTATEMENT_TOLERANCE`."""
+    return claimed > recomputed * (1 + OVERSTATEMENT_TOLERANCE)
+
+
+def agrees(claimed: float, recomputed: float) -> bool:
+    """Return whether a claimed number is neither understated nor overstated."""
+    return not understates(claimed, recomputed) and not overstates(claimed, recomputed)
+
+
 def _holds(*, epsilon: float, delta: float, shift: float, slack: float = _SLACK) -> bool:
     return delta_of(epsilon=epsilon, shift=shift) <= delta * (1 - slack)
 
 
 def _arguments(epsilon: float, shift: float) -> tuple[float, float]:
-    """a and b, each rounded once: ε/s and s/2 may agree in all but their last digits."""
+    """Return a and b, each rounded once, because ε/s and s/2 may agree in all but their last digits."""
     ratio, half = Fraction(epsilon) / Fraction(shift), Fraction(shift) / 2
     try:
         return float(ratio - half), float(ratio + half)
@@ -239,14 +269,14 @@ def _upper_tail(x: float) -> float:
 
 
 def _mills(x: float) -> float:
-    """M(x) = Φ(-x)/φ(x), for x > -1."""
+    """Return the Mills ratio M(x) = Φ(-x)/φ(x), for x > -1."""
     if x < _CONTINUED_FRACTION_FROM:
         return _upper_tail(x) * _SQRT_2PI * math.exp(x * x / 2)
     return 1 / (x + _fraction_tail(x))
 
 
 def _mills_slope(x: float) -> float:
-    """R(x) = 1 - x·M(x), for x > -1; beyond 3 it is K/(x + K), which subtracts nothing."""
+    """Return R(x) = 1 - x·M(x), for x > -1. From x = 3 on it is K/(x + K), which subtracts nothing."""
     if x < _CONTINUED_FRACTION_FROM:
         return 1 - x * _mills(x)
     tail = _fraction_tail(x)
@@ -254,7 +284,7 @@ def _mills_slope(x: float) -> float:
 
 
 def _fraction_tail(x: float) -> float:
-    """K in M(x) = 1/(x + K), K = 1/(x + 2/(x + 3/(x + …))): Laplace's continued fraction."""
+    """Return K in M(x) = 1/(x + K), with Laplace's continued fraction K = 1/(x + 2/(x + 3/(x + …)))."""
     tail = 0.0
     for k in range(int(12 + 700 / (x * x)), 0, -1):
         tail = k / (x + tail)
@@ -262,7 +292,7 @@ def _fraction_tail(x: float) -> float:
 
 
 def _mills_drop(a: float, shift: float) -> float:
-    """M(a) - M(a + s) as ∫ R, for s ≤ max(1, b)/4, where eight points reach machine precision."""
+    """Return M(a) - M(a + s) as ∫ R, for s ≤ max(1, b)/4, where eight points reach machine precision."""
     half = shift / 2
     centre = a + half
     return half * math.fsum(
@@ -272,7 +302,7 @@ def _mills_drop(a: float, shift: float) -> float:
 
 
 def _last_true(holds: Callable[[float], bool]) -> float:
-    """The largest float at which `holds`, a predicate that turns false once as its argument grows."""
+    """Return the largest float at which `holds`, a predicate that turns false once as its argument grows."""
     low, high = 1.0, 1.0
     while not holds(low):
         low /= 16

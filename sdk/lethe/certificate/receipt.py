@@ -1,7 +1,8 @@
-"""What a data subject receives: a receipt that leads to the certificate, or a logged "no data held".
+"""Receipts for the people who asked for erasure: proof of erasure, or a signed "no data held" statement.
 
-Neither holds an identifier. Its holder knows theirs and can open the commitment with it. Documents of the
-second format say by which rule identifiers were compared; those of the first still verify as what they are.
+Neither document contains an identifier. Its holder knows their own and can open the commitment with it.
+Documents of the second format state the rule by which identifiers were compared. Documents of the first
+format still verify.
 """
 
 from __future__ import annotations
@@ -12,24 +13,23 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from certificate.commitment import (
+from lethe.certificate.commitment import (
     IDENTIFIER_RULE,
     IDENTIFIER_RULE_IN_WORDS,
     IdentifierRule,
     SubjectCommitment,
+    build_deletion_tree,
     commit_subject,
     normalise_identifier,
     subject_digest,
-    tree_of_leaves,
 )
-from certificate.envelope import Envelope, check_signature, from_base64, parse, sign
-from certificate.errors import LogProofInvalid, ReceiptInvalid, UnusableInput, VerificationError
-from certificate.keys import KeySet, Signer
-from certificate.merkle import leaf_hash, verify_consistency, verify_inclusion
-from certificate.note import RETIRED, Checkpoint, verify_checkpoint, verify_head
-from certificate.predicate import DeletionSet
-from certificate.predicate_v1 import DeletionSetV1
-from certificate.records import (
+from lethe.certificate.envelope import Envelope, check_signature, from_base64, parse, sign
+from lethe.certificate.errors import LogProofInvalid, ReceiptInvalid, UnusableInput, VerificationError
+from lethe.certificate.keys import KeySet, Signer
+from lethe.certificate.merkle import leaf_hash, verify_consistency, verify_inclusion
+from lethe.certificate.predicate import DeletionSet
+from lethe.certificate.predicate_v1 import DeletionSetV1
+from lethe.certificate.records import (
     Count,
     ProofPath,
     Record,
@@ -41,19 +41,22 @@ from certificate.records import (
     printable,
     read_object,
 )
+from lethe.certificate.tree_head import RETIRED_KEY, TreeHead, verify_signatures, verify_tree_head
 
 NO_DATA_PAYLOAD = "application/vnd.lethe.no-data-held+json"
 NO_DATA_RECEIPT = "urn:lethe:no-data-receipt:v2"
 
 LaterHead = tuple[str, Sequence[str]]
-"""A signed tree head, and the proof that leads to it from an earlier one."""
+"""A signed tree head, and the proof that it extends an earlier one."""
 
 _UNDATED = (
-    "the statement is of the first format: it is not in the log, so only its signer says when it was made."
+    "The statement is of the first format. It is not in the log, so only its signer vouches for its date."
 )
 
 
 class _ReceiptFields(Record):
+    """Fields of both formats."""
+
     request_id: Text
     salt: Salt
     commitment: Sha256
@@ -63,15 +66,16 @@ class _ReceiptFields(Record):
 
 
 class ReceiptV1(_ReceiptFields):
-    """The way from one subject's commitment to the root in the certificate with this digest."""
+    """Proves that one person's commitment is in the deletion set of the certificate with this digest."""
 
     format: Literal["urn:lethe:receipt:v1"] = "urn:lethe:receipt:v1"
 
 
 class Receipt(_ReceiptFields):
-    """The way from one subject's commitment to the root in the certificate with this digest.
+    """Proves that one person's commitment is in the deletion set of the certificate with this digest.
 
-    Both formats are read. Only the second has an `identifier_rule`: its commitment is over the normal form.
+    This class reads both formats. Only the second has an `identifier_rule`; its commitment is over the normal
+    form of the identifier.
     """
 
     format: Literal["urn:lethe:receipt:v1", "urn:lethe:receipt:v2"] = "urn:lethe:receipt:v2"
@@ -80,21 +84,23 @@ class Receipt(_ReceiptFields):
     @model_validator(mode="after")
     def _rule_of_this_format(self) -> Self:
         if (self.format == "urn:lethe:receipt:v2") != (self.identifier_rule is not None):
-            raise ValueError("a receipt states its identifier rule exactly when it is of the second format")
+            raise ValueError(
+                "a receipt of the second format must state its identifier rule, and one of the first must not"
+            )
         return self
 
     def document(self) -> dict[str, Any]:
-        """Return the receipt as JSON values; a receipt of the first format has no field for the rule."""
+        """Return the receipt as JSON values. In the first format there is no field for the rule."""
         exclude = {"identifier_rule"} if self.identifier_rule is None else None
         return self.model_dump(mode="json", exclude=exclude)
 
     def to_bytes(self) -> bytes:
-        """Return the receipt's one serialisation."""
+        """Return the receipt's only serialisation."""
         return canonical_json(self.document())
 
 
 class NoDataHeldV1(Record):
-    """The issuer found no record of this subject in this model's data. `log_size` dates it."""
+    """States that this model's data contains no record of this person. `log_size` dates the statement."""
 
     format: Literal["urn:lethe:no-data-held:v1"] = "urn:lethe:no-data-held:v1"
     request_id: Text
@@ -107,7 +113,7 @@ class NoDataHeldV1(Record):
 
 
 class NoDataHeld(Record):
-    """The issuer found no record of this subject in this model's data. Its place in the log dates it."""
+    """States that this model's data contains no record of this person. Its place in the log dates it."""
 
     format: Literal["urn:lethe:no-data-held:v2"] = "urn:lethe:no-data-held:v2"
     request_id: Text
@@ -120,7 +126,7 @@ class NoDataHeld(Record):
 
 
 class LogPlace(Record):
-    """Where a statement stands in the log: the signed tree head, its place, and the path to the root."""
+    """The place of a statement in the log. `checkpoint` is the signed tree head, `path` leads to its root."""
 
     checkpoint: str
     index: Count
@@ -128,7 +134,7 @@ class LogPlace(Record):
 
 
 class NoDataReceipt(Record):
-    """A signed "no data held" statement with the proof that it is in the log, and the issuer's keys.
+    """A signed "no data held" statement, the proof that it is in the log, and the issuer's keys.
 
     `envelope` is the base64 of the exact bytes whose SHA-256 is the leaf.
     """
@@ -145,13 +151,13 @@ def issue_receipts(
     certificate_digest: str,
     leaves: Iterable[bytes] | None = None,
 ) -> list[Receipt]:
-    """Make one receipt per commitment, in the order given.
+    """Return one receipt per commitment, in the same order.
 
-    `leaves` are the leaf hashes of the whole deletion set, where commitments are only some of it: the others'
-    salts may be destroyed already.
+    If `commitments` is only part of the deletion set, pass the leaf hashes of the whole set as `leaves`. The
+    salts of the others may already be destroyed.
     """
     own = [entry.leaf() for entry in commitments]
-    tree, places = tree_of_leaves(own if leaves is None else leaves)
+    tree, places = build_deletion_tree(own if leaves is None else leaves)
     if not places.keys() >= set(own):
         raise ValueError("a commitment is not in the deletion set of these leaves")
     return [
@@ -176,7 +182,10 @@ def verify_receipt(
     deletion_set: DeletionSet | DeletionSetV1,
     subject_id: str | None = None,
 ) -> None:
-    """Raise unless the receipt leads to this certificate and, when `subject_id` is given, is about it."""
+    """Raise `ReceiptInvalid` unless the receipt leads to this certificate.
+
+    If you pass `subject_id`, the receipt must also be about that identifier.
+    """
     if receipt.certificate_digest != certificate_digest:
         raise ReceiptInvalid("the receipt is for another certificate")
     entry = SubjectCommitment(receipt.request_id, receipt.salt, receipt.commitment)
@@ -197,7 +206,7 @@ def issue_no_data_held(
     signer: Signer,
     salt: str | None = None,
 ) -> Envelope:
-    """Sign that no data is held about one subject of one request. It counts once its digest is in the log."""
+    """Sign that no data is held about one person of one request. It is valid once its digest is logged."""
     entry = commit_subject(request_id=request_id, subject_id=subject_id, salt=salt)
     statement = NoDataHeld(
         request_id=request_id,
@@ -211,13 +220,13 @@ def issue_no_data_held(
     return sign(statement.to_bytes(), signer, NO_DATA_PAYLOAD)
 
 
-def no_data_receipt(
-    envelope: Envelope, *, checkpoint: str, index: int, path: Sequence[str], keys: KeySet
+def build_no_data_receipt(
+    envelope: Envelope, *, tree_head: str, index: int, path: Sequence[str], keys: KeySet
 ) -> NoDataReceipt:
-    """Put a logged statement, its proof of inclusion and the keys into the document for its subject."""
+    """Build the receipt of a logged "no data held" statement, with its inclusion proof and the keys."""
     return NoDataReceipt(
         envelope=base64.b64encode(envelope.raw).decode(),
-        log=LogPlace(checkpoint=checkpoint, index=index, path=tuple(path)),
+        log=LogPlace(checkpoint=tree_head, index=index, path=tuple(path)),
         keys=keys,
     )
 
@@ -225,21 +234,21 @@ def no_data_receipt(
 def verify_no_data_receipt(
     document: bytes, keys: KeySet, *, subject_id: str | None = None, later: LaterHead | None = None
 ) -> NoDataHeld:
-    """Return the statement of a receipt once it is proved to be signed, logged, and about `subject_id`.
+    """Return the statement of a receipt after checking that it is signed, logged and about `subject_id`.
 
-    The keys are the verifier's: those inside the document are only what the issuer says they are. A receipt
-    from before a key rotation needs `later`, a tree head signed since, with the proof that it extends the
-    receipt's: `GET /v1/log/consistency` serves both to anyone.
+    `keys` must be keys that the verifier trusts. Those inside the document prove nothing about their owner. A
+    receipt from before a key rotation also needs `later`: a newer signed tree head and the proof that it
+    extends the receipt's. `GET /v1/log/consistency` returns both.
     """
     try:
         receipt = NoDataReceipt.read(document, "receipt")
         envelope = parse(from_base64(receipt.envelope))
-        head = _head_in_force(receipt.log.checkpoint, keys, later)
+        head = _verify_head(receipt.log.checkpoint, keys, later)
         leaf, path = leaf_hash(bytes.fromhex(envelope.digest)), [bytes.fromhex(s) for s in receipt.log.path]
         if not verify_inclusion(leaf, receipt.log.index, head.size, path, head.root):
             raise ReceiptInvalid(
                 f"the statement is not in the log: the proof does not lead from place {receipt.log.index} "
-                f"to the tree head of {head.size} leaves"
+                f"to the root of the tree of {head.size} leaves"
             )
         check_signature(envelope, keys, position=receipt.log.index, payload_type=NO_DATA_PAYLOAD)
         statement = NoDataHeld.read(envelope.payload, "statement")
@@ -249,18 +258,18 @@ def verify_no_data_receipt(
     return statement
 
 
-def _head_in_force(note: str, keys: KeySet, later: LaterHead | None) -> Checkpoint:
-    """Return the tree head of a note if a key in use signed it, or a later head that extends it."""
-    signed = verify_head(note, keys)
-    if signed.retired:
+def _verify_head(signed: str, keys: KeySet, later: LaterHead | None) -> TreeHead:
+    """Return the tree head in `signed` if a key in use signed it, or signed a later head that extends it."""
+    verified = verify_signatures(signed, keys)
+    if verified.retired:
         if later is None:
-            raise LogProofInvalid(RETIRED)
-        newer, path = verify_checkpoint(later[0], keys), [bytes.fromhex(step) for step in later[1]]
-        older = signed.head
-        same = newer.origin == older.origin
-        if not same or not verify_consistency(older.size, newer.size, path, older.root, newer.root):
-            raise LogProofInvalid("the later tree head does not extend the receipt's")
-    return signed.head
+            raise LogProofInvalid(RETIRED_KEY)
+        newer, path = verify_tree_head(later[0], keys), [bytes.fromhex(step) for step in later[1]]
+        older = verified.head
+        same_log = newer.origin == older.origin
+        if not same_log or not verify_consistency(older.size, newer.size, path, older.root, newer.root):
+            raise LogProofInvalid("the later tree head does not extend the receipt's tree head")
+    return verified.head
 
 
 def verify_no_data_held(
@@ -268,7 +277,7 @@ def verify_no_data_held(
 ) -> NoDataHeld | NoDataHeldV1:
     """Return the verified "no data held" statement of either format.
 
-    One of the first format is a bare envelope by a key valid at the log size that it names.
+    A statement of the first format is a bare envelope, signed by a key valid at the log size that it names.
     """
     if _field(document, "format") == NO_DATA_RECEIPT:
         return verify_no_data_receipt(document, keys, subject_id=subject_id, later=later)
@@ -276,7 +285,7 @@ def verify_no_data_held(
         parsed = parse(document)
         if _field(parsed.payload, "format") == NoDataHeld.model_fields["format"].default:
             raise ReceiptInvalid(
-                "the statement comes without its place in the log: use the whole receipt that was handed out"
+                "the statement comes without its place in the log. Use the complete receipt that was issued"
             )
         statement = NoDataHeldV1.read(parsed.payload, "receipt")
         check_signature(parsed, keys, position=statement.log_size, payload_type=NO_DATA_PAYLOAD)
@@ -287,16 +296,16 @@ def verify_no_data_held(
 
 
 def describe_no_data_held(statement: NoDataHeld | NoDataHeldV1) -> str:
-    """Say in words what a verified statement says, and by which rule identifiers were compared."""
-    said = (
-        f"no data held in the model {printable(statement.model)}, "
-        f"signed {statement.issued_at:%Y-%m-%d %H:%M %Z} for request {printable(statement.request_id)}"
+    """Describe a verified statement in words, including the rule by which identifiers were compared."""
+    summary = (
+        f"no data is held in the model {printable(statement.model)} "
+        f"(signed {statement.issued_at:%Y-%m-%d %H:%M %Z} for request {printable(statement.request_id)})"
     )
-    return f"{said}. {IDENTIFIER_RULE_IN_WORDS if isinstance(statement, NoDataHeld) else _UNDATED}"
+    return f"{summary}. {IDENTIFIER_RULE_IN_WORDS if isinstance(statement, NoDataHeld) else _UNDATED}"
 
 
 def is_no_data_held(data: bytes) -> bool:
-    """Whether a receipt file is a "no data held" statement, of either format."""
+    """Return whether a receipt file is a "no data held" statement of either format."""
     document = read_object(data, "receipt")
     return document.get("payloadType") == NO_DATA_PAYLOAD or document.get("format") == NO_DATA_RECEIPT
 

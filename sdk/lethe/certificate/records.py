@@ -1,4 +1,4 @@
-"""The base of every record, its value types, and two JSON habits: strict reading, deterministic writing."""
+"""The base class of all documents, their value types, strict JSON parsing and deterministic JSON output."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from typing import Annotated, Any, ClassVar, NoReturn, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from certificate.errors import UnusableInput
+from lethe.certificate.errors import UnusableInput
+from lethe.certificate.validation import validation_message
 
-# Far above any real document; an auditor's machine should not be filled by a hostile one. A parsed container
-# or item takes a hundred times its bytes, so they are counted before anything is parsed.
+# Far above any real document: a hostile one must not exhaust the memory of an auditor's machine. A parsed
+# container or item takes about a hundred times its bytes, so both are counted before anything is parsed.
 MAX_DOCUMENT = 16 * 1024 * 1024
 MAX_CONTAINERS = 50_000
 MAX_ITEMS = 200_000
-_MOST_PROBLEMS = 1000
+_MAX_PROBLEMS = 1000
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Salt = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
-# Control characters would let a document write on the terminal of whoever verifies it.
+# Control characters would let a document write to the terminal of the person who verifies it.
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=4000)]
-# A declaration in the words of a model's owner.
+# Free text written by a model's owner.
 Declaration = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=500)]
 ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+LayerName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", max_length=200)]
 FamilyName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,49}$")]
 SoftwareVersion = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}$")]
-# "cpu", or "cuda (NVIDIA A100-SXM4-80GB)".
+# For example "cpu" or "cuda (NVIDIA A100-SXM4-80GB)".
 DeviceName = Annotated[str, StringConstraints(pattern=r"^[a-z]{1,16}( \([ -~]{1,100}\))?$")]
-# "torch.num_threads=2", ":4096:8" behind the name of an environment variable.
+# For example "torch.num_threads=2" or "CUBLAS_WORKSPACE_CONFIG=:4096:8".
 RuntimeFlag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.]{1,100}=[A-Za-z0-9_.:,-]{0,100}$")]
 Uuid7 = Annotated[
     str, StringConstraints(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$")
@@ -41,31 +43,31 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 def at_most(length: int) -> Any:
-    """For a tuple: no longer than `length`, and read no further than its first mistake."""
+    """Return a constraint for a tuple of at most `length` items, read only up to its first mistake."""
     return Field(max_length=length, fail_fast=True)
 
 
-# A proof holds a hash for each level of a tree of fewer than 2⁵³ leaves.
+# A proof has one hash for each level of a tree of fewer than 2⁵³ leaves.
 ProofPath = Annotated[tuple[Sha256, ...], at_most(64)]
 
 
 class Record(BaseModel):
-    """Frozen, no unknown fields, no coercion, no NaN or infinity.
+    """A document or a part of one: frozen, with no unknown fields, no type coercion, no NaN or infinity.
 
-    `room` multiplies the limits on size for a document that is read from one's own side only.
+    `size_factor` multiplies the size limits for a document that does not come from a stranger.
     """
 
-    room: ClassVar[int] = 1
+    size_factor: ClassVar[int] = 1
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def to_bytes(self) -> bytes:
-        """The record's one serialisation: sorted keys, no spaces, shortest float that reads back the same."""
+        """Return the record's only serialisation: sorted keys, no spaces, shortest exact floats."""
         return canonical_json(self.model_dump(mode="json", by_alias=True))
 
     @classmethod
     def read(cls, data: bytes, what: str) -> Self:
-        """Parse `data`, or say in one line why it is not `what`."""
-        check_object(data, what, room=cls.room)
+        """Parse `data`, or raise `UnusableInput` with a one-line reason. `what` names the document."""
+        check_object(data, what, size_factor=cls.size_factor)
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
@@ -73,43 +75,65 @@ class Record(BaseModel):
 
 
 def canonical_json(value: Any) -> bytes:
+    """Serialise `value` to JSON with sorted keys, no spaces and no NaN."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
 
 
 def read_object(data: bytes, what: str) -> dict[str, Any]:
-    """A JSON object with no duplicate keys and no NaN.
+    """Parse a JSON object without duplicate keys or NaN, or raise `UnusableInput`.
 
     Duplicate keys are refused because two readers of the same signed bytes must see the same values.
     """
-    value = _parsed(data, what, _unique, room=1)
+    value = _parse(data, what, unique_keys, size_factor=1)
     if not isinstance(value, dict):
         raise UnusableInput(f"{what}: not a JSON object")
     return value
 
 
-def check_object(data: bytes, what: str, *, room: int = 1) -> None:
-    """The checks of `read_object` without its result: objects are looked at and dropped one by one."""
-    if not isinstance(_parsed(data, what, _unique_and_dropped, room=room), _Dropped):
+def check_object(data: bytes, what: str, *, size_factor: int = 1) -> None:
+    """Make the checks of `read_object` in little memory: each inner object is checked and dropped."""
+    if not isinstance(_parse(data, what, _check_and_drop, size_factor=size_factor), _Dropped):
         raise UnusableInput(f"{what}: not a JSON object")
 
 
-def _parsed(data: bytes, what: str, hook: Callable[[list[tuple[str, Any]]], Any], *, room: int) -> Any:
-    _check_size(data, what, room)
+def _parse(data: bytes, what: str, hook: Callable[[list[tuple[str, Any]]], Any], *, size_factor: int) -> Any:
+    _check_size(data, what, size_factor)
     try:
         return json.loads(data.decode(), object_pairs_hook=hook, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise UnusableInput(f"{what}: not readable as JSON ({printable(error)})") from None
+        raise UnusableInput(f"{what}: not valid JSON ({json_problem(error)})") from None
 
 
-def _check_size(data: bytes, what: str, room: int) -> None:
-    """Refuse what would fill the memory once parsed. Characters inside texts count too, on the safe side."""
-    if len(data) > room * MAX_DOCUMENT:
-        raise UnusableInput(f"{what}: larger than {room * MAX_DOCUMENT} bytes")
-    if data.count(b"{") + data.count(b"[") > room * MAX_CONTAINERS:
-        raise UnusableInput(f"{what}: more than {room * MAX_CONTAINERS} objects and lists")
-    if data.count(b",") > room * MAX_ITEMS:
-        raise UnusableInput(f"{what}: more than {room * MAX_ITEMS} items")
+def json_problem(error: ValueError | RecursionError) -> str:
+    """Say in a few words why bytes could not be read as JSON.
+
+    >>> try: json.loads("{")
+    ... except ValueError as error: json_problem(error)
+    'line 1, column 2'
+    """
+    match error:
+        case json.JSONDecodeError():
+            return f"line {error.lineno}, column {error.colno}"
+        case UnicodeDecodeError():
+            return "it is not UTF-8 text"
+        case RecursionError():
+            return "it is nested too deeply"
+        case _:
+            return printable(error)
+
+
+def _check_size(data: bytes, what: str, factor: int) -> None:
+    """Refuse a document that would exhaust memory once parsed.
+
+    Brackets and commas inside strings count too, which errs on the safe side.
+    """
+    if len(data) > factor * MAX_DOCUMENT:
+        raise UnusableInput(f"{what}: larger than the limit of {factor * MAX_DOCUMENT} bytes")
+    if data.count(b"{") + data.count(b"[") > factor * MAX_CONTAINERS:
+        raise UnusableInput(f"{what}: more than {factor * MAX_CONTAINERS} objects and lists")
+    if data.count(b",") > factor * MAX_ITEMS:
+        raise UnusableInput(f"{what}: more than {factor * MAX_ITEMS} items")
 
 
 class _Dropped:
@@ -119,12 +143,13 @@ class _Dropped:
 _DROPPED = _Dropped()
 
 
-def _unique_and_dropped(pairs: list[tuple[str, Any]]) -> _Dropped:
-    _unique(pairs)
+def _check_and_drop(pairs: list[tuple[str, Any]]) -> _Dropped:
+    unique_keys(pairs)
     return _DROPPED
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object with these keys and values, or raise `ValueError` if a key occurs twice."""
     value = dict(pairs)
     if len(value) != len(pairs):
         raise ValueError("a key occurs twice in one object")
@@ -136,19 +161,39 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def first_problem(error: ValidationError) -> str:
-    if error.error_count() > _MOST_PROBLEMS:  # each would be spelled out in memory
+    """Describe the first problem of a document in one line that starts with the field's path."""
+    if error.error_count() > _MAX_PROBLEMS:  # listing them would take as much memory as the document
         return f"document: {error.error_count()} problems"
     problem = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in problem["loc"]) or "document"
-    return printable(f"{where}: {problem['msg']}")
+    match problem["type"]:
+        case "missing":
+            text = "this field is missing"
+        case "extra_forbidden":
+            text = "this field is unknown"
+        case "value_error":
+            text = str(problem.get("ctx", {}).get("error", problem["msg"]))
+        case _:
+            text = validation_message(problem)
+    return printable(f"{where}: {text}")
+
+
+def file_problem(error: Exception) -> str:
+    """Describe why a file could not be opened or read, in one line."""
+    reason = error.strerror if isinstance(error, OSError) else None
+    if isinstance(error, UnicodeDecodeError):
+        reason = "it is not UTF-8 text"
+    name = error.filename if isinstance(error, OSError) else None
+    text = reason or str(error)
+    return printable(f"cannot read {name!s}: {text}" if name else f"cannot be read: {text}")
 
 
 def printable(value: object) -> str:
-    """`value` as one line that cannot steer a terminal."""
+    """Return `value` as one line of at most 500 characters that cannot control a terminal."""
     text = str(value)[:500]
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def new_salt() -> str:
-    """128 random bits from the operating system, in hexadecimal."""
+    """Return 128 random bits from the operating system, in hexadecimal."""
     return secrets.token_hex(16)

@@ -1,4 +1,7 @@
-"""JSON Schemas of the documents, for readers in other languages: `python -m certificate.schema`."""
+"""JSON Schemas of all documents, for verifiers in other languages.
+
+`python -m lethe.certificate.schema [folder]` writes them, by default to `docs/schema`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from certificate.evidence import EvidenceRecord
-from certificate.keys import KeySet
-from certificate.pack import EarlierHead, LogConsistency, Pack, PackV1
-from certificate.receipt import NoDataHeld, NoDataHeldV1, NoDataReceipt, Receipt, ReceiptV1
-from certificate.records import Record
-from certificate.statement import Statement, StatementV1
+from lethe.certificate.audit_log import AuditLogHead, AuditLogHeads, ExportedEntry
+from lethe.certificate.evidence import EvidenceRecord
+from lethe.certificate.keys import KeySet
+from lethe.certificate.pack import EarlierHead, LogConsistency, Pack, PackV1
+from lethe.certificate.receipt import NoDataHeld, NoDataHeldV1, NoDataReceipt, Receipt, ReceiptV1
+from lethe.certificate.records import Record
+from lethe.certificate.statement import Statement, StatementV1
 
 DOCUMENTS: dict[str, type[Record]] = {
     "statement-v1": StatementV1,
@@ -28,10 +32,14 @@ DOCUMENTS: dict[str, type[Record]] = {
     "keys-v1": KeySet,
     "earlier-head-v1": EarlierHead,
     "log-consistency-v1": LogConsistency,
+    "audit-log-entry-v1": ExportedEntry,
+    "audit-log-head-v1": AuditLogHead,
+    "audit-log-heads-v1": AuditLogHeads,
 }
 
 
 def schema_text(name: str) -> str:
+    """Return the JSON Schema of one document as text."""
     schema = DOCUMENTS[name].model_json_schema(by_alias=True)
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -42,6 +50,7 @@ def schema_text(name: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
+    """Write every schema to the folder in `arguments`, or to `docs/schema`."""
     folder = Path(arguments[0] if arguments else "docs/schema")
     folder.mkdir(parents=True, exist_ok=True)
     for name in DOCUMENTS:

@@ -1,4 +1,4 @@
-"""The in-toto statement a certificate signs: one weights file, one predicate of version 1 or 2."""
+"""The in-toto statement that a certificate signs: a predicate of version 1 or 2 about one weights file."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from certificate.errors import StatementUnreadable, UnusableInput
-from certificate.predicate import Predicate
-from certificate.predicate_v1 import PredicateV1
-from certificate.records import Record, Sha256, Text, first_problem, printable, read_object
+from lethe.certificate.errors import StatementUnreadable, UnusableInput
+from lethe.certificate.predicate import Predicate
+from lethe.certificate.predicate_v1 import PredicateV1
+from lethe.certificate.records import Record, Sha256, Text, first_problem, printable, read_object
 
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE_V1: Final = "urn:lethe:predicate:certified-unlearning:v1"
@@ -19,18 +19,20 @@ AnyPredicate = Predicate | PredicateV1
 
 
 class Digest(Record):
+    """The digest of a file."""
+
     sha256: Sha256
 
 
 class Subject(Record):
-    """The weights file."""
+    """The weights file: its name and digest."""
 
     name: Text
     digest: Digest
 
 
 class _Statement(Record):
-    """`type_` and `predicate_type` are written as in-toto spells them, `_type` and `predicateType`."""
+    """Fields of both versions. In JSON, `type_` and `predicate_type` are `_type` and `predicateType`."""
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
@@ -39,12 +41,12 @@ class _Statement(Record):
 
     @property
     def weights_sha256(self) -> str:
-        """The digest of the weights file the statement is about."""
+        """The SHA-256 of the weights file that the statement is about."""
         return self.subject[0].digest.sha256
 
 
 class StatementV1(_Statement):
-    """A statement of format version 1: read and verified, never issued any more."""
+    """A statement of format version 1. It can be read and verified, but is no longer issued."""
 
     predicate_type: Literal["urn:lethe:predicate:certified-unlearning:v1"] = Field(
         default=PREDICATE_TYPE_V1, alias="predicateType"
@@ -53,7 +55,7 @@ class StatementV1(_Statement):
 
 
 class Statement(_Statement):
-    """A statement as it is issued today."""
+    """A statement of format version 2, the one that is issued."""
 
     predicate_type: Literal["urn:lethe:predicate:certified-unlearning:v2"] = Field(
         default=PREDICATE_TYPE, alias="predicateType"
@@ -64,7 +66,7 @@ class Statement(_Statement):
     def _file_is_named_after_the_version(self) -> Self:
         expected = weights_file_name(self.predicate.model, self.predicate.version)
         if self.subject[0].name != expected:
-            raise ValueError(f"the subject is not named {expected}")
+            raise ValueError(f"the subject must be named {expected}")
         return self
 
 
@@ -76,7 +78,7 @@ _BY_TYPE: dict[str, type[Statement] | type[StatementV1]] = {
 
 
 def weights_file_name(model: str, version: int) -> str:
-    """Return the name under which a version's weights are published: the only one a statement may give.
+    """Return the file name of a version's weights. A statement may use no other name for them.
 
     >>> weights_file_name("credit-scoring", 3)
     'credit-scoring-v3.safetensors'
@@ -85,18 +87,18 @@ def weights_file_name(model: str, version: int) -> str:
 
 
 def statement_for(*, file_name: str, weights_sha256: str, predicate: Predicate) -> Statement:
-    """Return the statement that `predicate` holds for the file with this digest."""
+    """Build the statement that `predicate` holds for the file with this digest."""
     subject = Subject(name=file_name, digest=Digest(sha256=weights_sha256))
     return Statement(subject=(subject,), predicate=predicate)
 
 
 def serialise(statement: Statement) -> bytes:
-    """Serialise to deterministic JSON, once, before signing. Afterwards the signed bytes are what counts."""
+    """Serialise a statement for signing. Once it is signed, use the signed bytes and never do this again."""
     return statement.to_bytes()
 
 
 def parse(payload: bytes) -> AnyStatement:
-    """Parse the statement in signed bytes; refuse unknown versions and unknown fields by name."""
+    """Parse the statement in signed bytes. Raise `StatementUnreadable` for unknown versions or fields."""
     try:
         document = read_object(payload, "statement")
     except UnusableInput as error:
@@ -110,10 +112,10 @@ def parse(payload: bytes) -> AnyStatement:
 
 
 def parse_current(payload: bytes) -> Statement:
-    """Parse a statement that this version of the service wrote itself."""
+    """Parse a statement of the version that is issued. Raise `StatementUnreadable` for an older one."""
     statement = parse(payload)
     if not isinstance(statement, Statement):
-        raise StatementUnreadable("the statement is of format version 1; new ones are of version 2")
+        raise StatementUnreadable("the statement is of format version 1, but version 2 is required")
     return statement
 
 
@@ -121,5 +123,5 @@ def _known(document: dict[str, Any], key: str, *values: str) -> str:
     value = document.get(key)
     if not isinstance(value, str) or value not in values:
         known = " and ".join(repr(entry) for entry in values)
-        raise StatementUnreadable(f"{key} is {printable(value)!r}; this verifier knows {known}")
+        raise StatementUnreadable(f"{key} is {printable(value)!r}, but this verifier knows only {known}")
     return value

@@ -1,7 +1,7 @@
-"""The words a certificate may use, version 2: every key, and the plain sentence it stands for.
+"""The vocabulary of certificates of version 2: every key, and the sentence that explains it.
 
-A certificate names keys. The sentences live here, so an issuer cannot slip free text into a signed statement,
-and a verifier prints the same sentence for everyone.
+A certificate contains only keys. The sentences are here, so an issuer cannot put free text into a signed
+statement, and a verifier shows the same sentence to everyone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ Loss = Literal["cross-entropy", "half squared error", "defined by a plug-in"]
 Reference = Literal["retained-minimiser", "retained-stationary-point", "itself", "as-published"]
 AssumptionName = Literal[
     "declared-origins",
+    "rows-represented-independently",
     "random-generator",
+    "module-treats-rows-alone",
+    "modelled-rounding",
     "retraining-reaches-reference",
     "sampled-hessian-lipschitz",
     "curvature-rounding",
@@ -29,13 +32,14 @@ Limit = Literal[
     "adaptive-requests",
     "epsilon-chosen-later",
     "quality-decision",
+    "representation-training-data",
 ]
 RegistrationWarning = Literal["features-look-standardised"]
 
 REFERENCES: Final[dict[Reference, str]] = {
     "retained-minimiser": "the minimiser of the objective on the retained records, released with the same noise",
     "retained-stationary-point": "the only stationary point of the objective on the retained records near the "
-    "released one, a strict local minimiser, released with the same noise",
+    "released one (a strict local minimiser), released with the same noise",
     "itself": "itself: training from the anchor on the retained records alone, released with noise",
     "as-published": "the model retrained on the retained records, as the method's publication defines it",
 }
@@ -43,43 +47,54 @@ REFERENCES: Final[dict[Reference, str]] = {
 ASSUMPTIONS: Final[dict[AssumptionName, str]] = {
     "declared-origins": "The model's owner declared that the features, the constants, the anchor, λ and the "
     "policy's ε, δ and Δ* were chosen without looking at records that can be erased.",
-    "random-generator": "The noise bits come from the stream cipher ChaCha20 under a fresh key of the operating "
-    "system. They are taken to be indistinguishable from random bits.",
-    "retraining-reaches-reference": "Retraining from the anchor is taken to reach the stationary point that is "
-    "certified. Experiments show this; it is not proved.",
-    "sampled-hessian-lipschitz": "The Lipschitz constant of the Hessian was sampled. Samples bound it from below "
-    "only, so it may be larger.",
-    "curvature-rounding": "Rounding in products with the Hessian is modelled to first order with a safety factor "
-    "of sixteen, and is taken to be independent of the random start of the measurement.",
+    "rows-represented-independently": "Each row was represented independently of the other rows, so the features of "
+    "a retained row depend on nobody else's row. This was checked on sample rows. The certificate names the check.",
+    "random-generator": "The noise bits come from the stream cipher ChaCha20 under a fresh key from the operating "
+    "system. They are assumed to be indistinguishable from random bits.",
+    "module-treats-rows-alone": "The plug-in's module computes each row by itself, without randomness and without "
+    "memory, and its derivatives are those of its outputs. This was checked on sample rows at registration.",
+    "modelled-rounding": "The rounding error of the gradient was modelled, not derived: sixteen times the difference "
+    "between passes in float32 and float64, scaled to float64. At a kink, such as that of ReLU, the derivative is the "
+    "one on the side that the float64 program computes, and retraining is assumed to compute the same side.",
+    "retraining-reaches-reference": "Retraining from the anchor is assumed to reach the certified stationary "
+    "point. Experiments support this, but it is not proved.",
+    "sampled-hessian-lipschitz": "The Lipschitz constant of the Hessian was estimated from samples. Samples bound "
+    "it only from below, so the true constant may be larger.",
+    "curvature-rounding": "Rounding errors in products with the Hessian are modelled to first order with a safety "
+    "factor of sixteen. They are assumed to be independent of the random start of the measurement.",
     "published-analysis": "The distance and the noise follow the method's publication, in which the noise depends "
-    "on the data. Its claim is repeated here and not proved.",
+    "on the data. The publication's claim is repeated here, not proved.",
     "floating-point-noise": "An earlier release in this model's running sum used floating-point noise (certificate "
-    "format 1). A known attack can tell such a file from its reference; nobody is assumed to use it.",
+    "format 1). A known attack can distinguish such a file from its reference. It is assumed that nobody uses it.",
     "features-look-standardised": "The features have means near 0 and variances near 1, as if they had been "
-    "standardised with the erased records themselves. The owner's declaration is taken to be right.",
+    "standardised with the erased records themselves. The owner's declaration is assumed to be correct.",
     "choices-after-refusal": "ε, δ, Δ* or λ was changed after an attempt on the same records was refused or held. "
-    "The change is taken not to depend on those records.",
+    "The change is assumed not to depend on those records.",
 }
 
 LIMITS: Final[dict[Limit, str]] = {
-    "earlier-versions": "Earlier versions of the model that someone kept, alone or compared with this one.",
-    "reconstruction": "Reconstruction by comparison: from the versions before and after the erasure of one person, "
-    "that person's record can be recovered almost exactly from a linear model.",
-    "mechanism-and-counts": "Which mechanism ran, when, and for how many requests and people.",
+    "earlier-versions": "Earlier versions of the model that someone kept, used alone or compared with this one.",
+    "reconstruction": "Reconstruction by comparison: anyone who has the versions of a linear model from before and "
+    "after the erasure of one person can recover that person's record almost exactly.",
+    "mechanism-and-counts": "Which mechanism ran, when it ran, and for how many requests and people.",
     "copies-elsewhere": "Copies of the erased records outside this model's training data.",
-    "adaptive-requests": "Requests that depend on published models. The retained records may then themselves say "
-    "something about the erased ones, and retraining on them would say it too.",
-    "epsilon-chosen-later": "An ε chosen after seeing earlier releases. Only the lifetime cap holds then.",
-    "quality-decision": "The decision to publish or to hold this version, which may depend on how it scores.",
+    "adaptive-requests": "Requests that depend on published models. The retained records may then reveal something "
+    "about the erased ones, and a model retrained on them would reveal it too.",
+    "epsilon-chosen-later": "An ε chosen after seeing earlier releases. In that case only the lifetime cap holds.",
+    "quality-decision": "The decision to publish or hold this version, which may depend on how well it scores.",
+    "representation-training-data": "Whatever the representation was trained on. It was made earlier and elsewhere. What it "
+    "learned from its own training data, and about whom, is outside this certificate.",
 }
 
 
 def check_vocabulary_is_complete() -> None:
-    """Raise if a key has no sentence."""
+    """Raise `ValueError` if a key has no sentence or a sentence has no key."""
     pairs = ((Reference, REFERENCES), (AssumptionName, ASSUMPTIONS), (Limit, LIMITS))
     for keys, sentences in pairs:
         if set(get_args(keys)) != set(sentences):
-            raise ValueError(f"keys without a sentence: {sorted(set(get_args(keys)) ^ set(sentences))}")
+            raise ValueError(
+                f"keys and sentences do not match: {sorted(set(get_args(keys)) ^ set(sentences))}"
+            )
 
 
 check_vocabulary_is_complete()

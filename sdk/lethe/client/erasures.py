@@ -1,4 +1,4 @@
-"""Erasures and the batches they run in."""
+"""The endpoints for erasures and for the batches that carry them out."""
 
 import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -6,17 +6,19 @@ from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
-from client.answers import Acknowledged, Batch, Erasure, Event, Progress, Receipt
-from client.errors import BatchHeld, Forbidden
-from client.events import follow
-from client.flow import D, Effect, Flow, Item, Items, Request, listing, operation
-from client.resource import Id, Noun, at, until
+from lethe.client.endpoints import EndpointGroup, Id, path
+from lethe.client.errors import BatchHeld, Forbidden
+from lethe.client.event_stream import follow_events
+from lethe.client.operations import D, Effect, Item, ItemStream, Procedure, Request, listing, operation
+from lethe.client.responses import Batch, Erasure, ErasureProgress, Event, Receipt, ReceiptAcknowledgement
 
 NDJSON, CSV = "application/x-ndjson", "text/csv"
-AT_ONCE = 10_000  # more go in bulk
+MOST_SUBJECTS = 10_000  # of one `create`; use `bulk` for more
 
 
-class Erasures(Noun[D]):
+class Erasures(EndpointGroup[D]):
+    """Request erasures, follow them, and fetch receipts."""
+
     @operation
     def create(
         self,
@@ -28,13 +30,15 @@ class Erasures(Noun[D]):
         jurisdiction: str | None = None,
         received_at: datetime | None = None,
         idempotency_key: str | None = None,
-    ) -> Flow[Erasure]:
-        """Ask that people be erased from `models`, or from all. Sent again, it is still one request.
+    ) -> Procedure[Erasure]:
+        """Request that people be erased from `models`, or from every model.
 
-        A key of your own makes that hold across processes too.
+        The client sends an idempotency key, so a retry never creates a second erasure. Pass your own key to
+        get the same guarantee when another process repeats the request.
         """
         body = _details(models, reference, reason, jurisdiction, received_at) | {"subjects": list(subjects)}
-        return self._take(Request("POST", "/v1/erasures", json=body, headers=_key(idempotency_key)), Erasure)
+        headers = _idempotency(idempotency_key)
+        return self._request(Request("POST", "/v1/erasures", json=body, headers=headers), Erasure)
 
     @operation
     def bulk(
@@ -48,16 +52,17 @@ class Erasures(Noun[D]):
         jurisdiction: str | None = None,
         received_at: datetime | None = None,
         idempotency_key: str | None = None,
-    ) -> Flow[Erasure]:
-        """One erasure of up to a million subjects: NDJSON, or CSV with a column subject_id."""
+    ) -> Procedure[Erasure]:
+        """Request the erasure of up to a million people: NDJSON, or CSV with a column subject_id."""
         details = _details(models, reference, reason, jurisdiction, received_at)
-        headers = _key(idempotency_key) | {"Content-Type": media_type}
+        headers = _idempotency(idempotency_key) | {"Content-Type": media_type}
         request = Request("POST", "/v1/erasures/bulk", params=details, content=body, headers=headers)
-        return self._take(request, Erasure)
+        return self._request(request, Erasure)
 
     @operation
-    def get(self, erasure_id: Id) -> Flow[Erasure]:
-        return self._get(at("erasures", erasure_id), Erasure)
+    def get(self, erasure_id: Id) -> Procedure[Erasure]:
+        """Return one erasure."""
+        return self._get(path("erasures", erasure_id), Erasure)
 
     @listing
     def list(
@@ -67,21 +72,21 @@ class Erasures(Noun[D]):
         model: str | None = None,
         reference: str | None = None,
         overdue: bool = False,
-        most: int | None = None,
-    ) -> Items[Erasure]:
-        """Newest first."""
+        limit: int | None = None,
+    ) -> ItemStream[Erasure]:
+        """Iterate over the erasures that match, newest first."""
         params = {"state": state, "model": model, "reference": reference, "overdue": overdue}
-        return self._pages("/v1/erasures", Erasure, most, **params)
+        return self._get_pages("/v1/erasures", Erasure, limit, **params)
 
     @operation
-    def withdraw(self, erasure_id: Id, *, model: str | None = None) -> Flow[Erasure]:
-        """Take back what is not sealed yet; its identifiers are forgotten at once."""
-        return self._take(Request("DELETE", at("erasures", erasure_id), {"model": model}), Erasure)
+    def withdraw(self, erasure_id: Id, *, model: str | None = None) -> Procedure[Erasure]:
+        """Withdraw the tasks that are not in a batch yet. Their identifiers are deleted immediately."""
+        return self._request(Request("DELETE", path("erasures", erasure_id), {"model": model}), Erasure)
 
     @operation
-    def extend(self, erasure_id: Id, reason: str) -> Flow[Erasure]:
-        """Extend the deadline by two months, once."""
-        return self._post(at("erasures", erasure_id, "extend"), Erasure, {"reason": reason})
+    def extend(self, erasure_id: Id, reason: str) -> Procedure[Erasure]:
+        """Extend the deadline by two months. This is possible once."""
+        return self._post(path("erasures", erasure_id, "extend"), Erasure, {"reason": reason})
 
     @operation
     def wait(
@@ -89,118 +94,147 @@ class Erasures(Noun[D]):
         erasure_id: Id,
         *,
         timeout: float | None = None,
-        tell: Callable[[Progress], object] | None = None,
-    ) -> Flow[Erasure]:
-        """The erasure once every task has ended, well or not; BatchHeld when one waits for a decision."""
-        found = yield from self._follow(erasure_id, timeout, tell)
-        return found.erasure
+        on_change: Callable[[ErasureProgress], object] | None = None,
+    ) -> Procedure[Erasure]:
+        """Wait until every task has ended, and return the erasure, whether it completed or failed.
+
+        Raises `BatchHeld` when a batch waits for a decision.
+        """
+        progress = yield from self._follow(erasure_id, timeout, on_change)
+        return progress.erasure
 
     @listing
     def follow(
         self, erasure_id: Id, *, timeout: float | None = None
-    ) -> Generator[Effect | Item[Progress], Any, Progress]:
-        """Every change until the end."""
+    ) -> Generator[Effect | Item[ErasureProgress], Any, ErasureProgress]:
+        """Iterate over the changes of an erasure and its batches until every task has ended.
+
+        Raises `BatchHeld` when a batch waits for a decision.
+        """
         return self._follow(erasure_id, timeout, None)
 
     @listing
     def receipts(
-        self, erasure_id: Id, *, model: str | None = None, ordinal: int | None = None, most: int | None = None
-    ) -> Items[Receipt]:
-        """What to hand to each subject, in the order of the request."""
-        where = at("erasures", erasure_id, "receipts")
-        return self._pages(where, Receipt, most, model=model, ordinal=ordinal)
+        self,
+        erasure_id: Id,
+        *,
+        model: str | None = None,
+        ordinal: int | None = None,
+        limit: int | None = None,
+    ) -> ItemStream[Receipt]:
+        """Iterate over the receipts for the data subjects, in the order of the request."""
+        url = path("erasures", erasure_id, "receipts")
+        return self._get_pages(url, Receipt, limit, model=model, ordinal=ordinal)
 
     @operation
-    def acknowledge_receipts(self, erasure_id: Id) -> Flow[Acknowledged]:
-        """Say that they are handed out: their salts are destroyed, and they cannot be had again."""
-        return self._post(at("erasures", erasure_id, "receipts", "acknowledge"), Acknowledged)
+    def acknowledge_receipts(self, erasure_id: Id) -> Procedure[ReceiptAcknowledgement]:
+        """Confirm that you have the receipts. Their salts are destroyed, and they cannot be fetched again."""
+        return self._post(path("erasures", erasure_id, "receipts", "acknowledge"), ReceiptAcknowledgement)
 
     def _follow(
-        self, erasure_id: Id, timeout: float | None, tell: Callable[[Progress], object] | None
-    ) -> Generator[Effect | Item[Progress], Any, Progress]:
-        def stands(found: Progress) -> bool:
-            return found.erasure.ended or any(batch.state == "held" for batch in found.batches)
+        self, erasure_id: Id, timeout: float | None, on_change: Callable[[ErasureProgress], object] | None
+    ) -> Generator[Effect | Item[ErasureProgress], Any, ErasureProgress]:
+        def stopped(progress: ErasureProgress) -> bool:
+            return progress.erasure.ended or any(batch.state == "held" for batch in progress.batches)
 
-        found = yield from until(lambda: self._look(erasure_id), stands, timeout=timeout, tell=tell)
-        if not found.erasure.ended:
-            held = next(batch for batch in found.batches if batch.state == "held")
+        progress = yield from self._watch(
+            path("erasures", erasure_id),
+            ErasureProgress,
+            stopped,
+            timeout=timeout,
+            on_change=on_change,
+            fetch=lambda: self._get_progress(erasure_id),
+        )
+        if not progress.erasure.ended:
+            held = next(batch for batch in progress.batches if batch.state == "held")
             raise BatchHeld(held.id, held.held_reason)
-        return found
+        return progress
 
-    def _look(self, erasure_id: Id) -> Flow[Progress]:
-        erasure = yield from self._get(at("erasures", erasure_id), Erasure)
+    def _get_progress(self, erasure_id: Id) -> Procedure[ErasureProgress]:
+        erasure = yield from self._get(path("erasures", erasure_id), Erasure)
         batches = []
         for batch_id in {task.batch_id for task in erasure.tasks if task.batch_id and not task.ended}:
             try:
-                batches.append((yield from self._get(at("batches", batch_id), Batch)))
-            except Forbidden:  # a key for erasures alone follows their states
+                batches.append((yield from self._get(path("batches", batch_id), Batch)))
+            except Forbidden:  # a key that may only read erasures can still follow their states
                 break
-        return Progress(erasure=erasure, batches=tuple(batches))
+        return ErasureProgress(erasure=erasure, batches=tuple(batches))
 
 
-class Batches(Noun[D]):
+class Batches(EndpointGroup[D]):
+    """Follow batches, and decide about those that are held."""
+
     @operation
-    def get(self, batch_id: Id) -> Flow[Batch]:
-        return self._get(at("batches", batch_id), Batch)
+    def get(self, batch_id: Id) -> Procedure[Batch]:
+        """Return one batch."""
+        return self._get(path("batches", batch_id), Batch)
 
     @listing
-    def list(self, *, most: int | None = None) -> Items[Batch]:
-        """Newest first."""
-        return self._pages("/v1/batches", Batch, most)
+    def list(self, *, limit: int | None = None) -> ItemStream[Batch]:
+        """Iterate over the batches, newest first."""
+        return self._get_pages("/v1/batches", Batch, limit)
 
     @listing
-    def events(self, batch_id: Id, *, after: str = "") -> Items[Event]:
-        """What happens to the batch, as it happens, until it ends; a broken connection is taken up again."""
-        where = at("batches", batch_id)
+    def events(self, batch_id: Id, *, after: str = "") -> ItemStream[Event]:
+        """Iterate over the events of a batch as they happen, until it ends.
 
-        def ended() -> Flow[bool]:
-            return (yield from self._get(where, Batch)).ended
+        A connection that breaks is resumed after the last event.
+        """
+        url = path("batches", batch_id)
 
-        return follow(f"{where}/events", ended=ended, retry=self._retry, after=after)
+        def ended() -> Procedure[bool]:
+            return (yield from self._get(url, Batch)).ended
+
+        return follow_events(f"{url}/events", ended=ended, retry=self._retry, after=after)
 
     @operation
     def wait(
-        self, batch_id: Id, *, timeout: float | None = None, tell: Callable[[Batch], object] | None = None
-    ) -> Flow[Batch]:
-        """The batch once it has ended or is held."""
-        return until(
-            lambda: self._get(at("batches", batch_id), Batch),
+        self,
+        batch_id: Id,
+        *,
+        timeout: float | None = None,
+        on_change: Callable[[Batch], object] | None = None,
+    ) -> Procedure[Batch]:
+        """Wait until the batch has completed, failed or been held, and return it."""
+        return self._watch(
+            path("batches", batch_id),
+            Batch,
             lambda batch: batch.ended or batch.state == "held",
             timeout=timeout,
-            tell=tell,
+            on_change=on_change,
         )
 
     @operation
-    def retry(self, batch_id: Id) -> Flow[Batch]:
-        """Try a held or failed batch again, under the model's present policy."""
+    def retry(self, batch_id: Id) -> Procedure[Batch]:
+        """Retry a batch that is on hold or failed, under the model's current policy."""
         return self._decide(batch_id, "retry")
 
     @operation
-    def approve(self, batch_id: Id) -> Flow[Batch]:
-        """Publish exactly the draw that is held."""
+    def approve(self, batch_id: Id) -> Procedure[Batch]:
+        """Publish the exact draw that the quality gate held back."""
         return self._decide(batch_id, "approve")
 
     @operation
-    def discard(self, batch_id: Id) -> Flow[Batch]:
-        """Destroy the draw that is held; it counts as a release."""
+    def discard(self, batch_id: Id) -> Procedure[Batch]:
+        """Destroy the draw that was held back. It still counts as a release."""
         return self._decide(batch_id, "discard")
 
     @operation
-    def cancel(self, batch_id: Id) -> Flow[Batch]:
-        """Stop a batch whose noise is not drawn yet; it is held until it is retried."""
+    def cancel(self, batch_id: Id) -> Procedure[Batch]:
+        """Stop a batch whose noise has not been drawn yet. It is on hold until someone retries it."""
         return self._decide(batch_id, "cancel")
 
-    def _decide(self, batch_id: Id, what: str) -> Flow[Batch]:
-        return self._post(at("batches", batch_id, what), Batch)
+    def _decide(self, batch_id: Id, decision: str) -> Procedure[Batch]:
+        return self._post(path("batches", batch_id, decision), Batch)
 
 
 def as_ndjson(subjects: Iterable[str]) -> bytes:
-    """A body for `bulk`."""
+    """Encode identifiers as a body for `Erasures.bulk`."""
     return "".join(json.dumps({"subject_id": subject}) + "\n" for subject in subjects).encode()
 
 
-def _key(given: str | None) -> dict[str, str]:
-    return {"Idempotency-Key": given or str(uuid4())}
+def _idempotency(key: str | None) -> dict[str, str]:
+    return {"Idempotency-Key": key or str(uuid4())}
 
 
 def _details(
@@ -210,11 +244,11 @@ def _details(
     jurisdiction: str | None,
     received_at: datetime | None,
 ) -> dict[str, Any]:
-    given: Mapping[str, Any] = {
+    details: Mapping[str, Any] = {
         "models": None if models is None else list(models),
         "reference": reference,
         "reason": reason,
         "jurisdiction": jurisdiction,
         "received_at": None if received_at is None else received_at.isoformat(),
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in details.items() if value is not None}

@@ -1,4 +1,4 @@
-"""One error family. What the server refused carries its problem document (RFC 9457)."""
+"""The exceptions of the client. All of them derive from `LetheError`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,41 +6,60 @@ from uuid import UUID
 
 
 class LetheError(Exception):
-    """Anything this client raises."""
+    """The base of every error that the client raises."""
 
 
 class Unreachable(LetheError):
-    """No answer came: nothing listens, the connection broke, or time ran out."""
+    """No response arrived: nothing listens at the address, the connection broke, or the request timed out."""
 
 
 class TimedOut(LetheError):
-    """What was waited for did not end in the time given. It goes on at the server."""
+    """Something did not finish within the timeout. It continues on the server."""
 
 
 class DownloadCorrupt(LetheError):
-    """The bytes that came are not those the server announced; nothing was left under the final name."""
+    """The downloaded bytes do not match the announced digest. The target file was not touched."""
 
 
 class BadAnswer(LetheError):
-    """An answer that this client cannot read: something else listens there, or versions are too far apart."""
+    """The client cannot read the response: the server is not Lethe, or its version is incompatible."""
 
 
 class ModelRejected(LetheError):
+    """Registration rejected a model. `reasons` lists every reason."""
+
     def __init__(self, name: str, reasons: Sequence[str]) -> None:
         super().__init__(f"the model {name} was rejected: {'; '.join(reasons)}")
         self.name, self.reasons = name, tuple(reasons)
 
 
 class BatchHeld(LetheError):
-    """A batch waits for a person: approve, discard or retry it."""
+    """A batch waits for a decision. Approve, discard or retry it."""
 
     def __init__(self, batch_id: UUID, reason: str | None) -> None:
-        super().__init__(f"the batch {batch_id} is held ({reason}) and waits for a decision")
+        why = f" ({reason.replace('_', ' ')})" if reason else ""
+        super().__init__(f"the batch {batch_id} is held{why} and waits for a decision")
         self.batch_id, self.reason = batch_id, reason
 
 
+class ReleaseUnavailable(LetheError):
+    """The requested release does not exist, has no certificate, or cannot have the requested form."""
+
+
+class NotVerified(LetheError):
+    """A certificate or a file does not verify, so it was not used. `failures` lists every failed check."""
+
+    def __init__(self, subject: str, failures: Sequence[str]) -> None:
+        super().__init__(f"{subject} does not verify, so it was not used: {'; '.join(failures)}")
+        self.failures = tuple(failures)
+
+
 class ApiError(LetheError):
-    """The server said no. `problem` is its whole document, or what little is known without one."""
+    """The service refused a request.
+
+    `problem` is the problem document of the response (RFC 9457). If the response had none, for example
+    because a proxy sent it, `problem` has only a title.
+    """
 
     def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
         self.status = status
@@ -53,35 +72,35 @@ class ApiError(LetheError):
 
 
 class Unauthorised(ApiError):
-    """401: no API key, or one that is unknown or revoked."""
+    """401: the API key is missing, unknown or revoked."""
 
 
 class Forbidden(ApiError):
-    """403: the key lacks a scope."""
+    """403: the API key lacks a scope."""
 
 
 class NotFound(ApiError):
-    """404."""
+    """404: there is no such object."""
 
 
 class Conflict(ApiError):
-    """409: the present state does not allow it."""
+    """409: the current state of the object does not allow the request."""
 
 
 class Gone(ApiError):
-    """410: it was there once."""
+    """410: the object existed once, but no longer does."""
 
 
 class Invalid(ApiError):
-    """400, 413, 415, 416 and 422: the request itself is at fault."""
+    """400, 413, 415, 416 or 422: the request itself is invalid."""
 
 
 class RateLimited(ApiError):
-    """429."""
+    """429: too many requests."""
 
 
 class ServerError(ApiError):
-    """500 and above."""
+    """500 and above: the service failed."""
 
 
 _BY_STATUS: dict[int, type[ApiError]] = {
@@ -100,5 +119,6 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 
 
 def api_error(status: int, problem: Mapping[str, Any]) -> ApiError:
-    known = _BY_STATUS.get(status, ServerError if status >= 500 else ApiError)
-    return known(status, problem)
+    """Return the error for an HTTP status, with its problem document."""
+    kind = _BY_STATUS.get(status, ServerError if status >= 500 else ApiError)
+    return kind(status, problem)

@@ -1,1 +1,0 @@
-"""What an auditor installs: the certificate, its arithmetic, its log, and how to verify it offline."""

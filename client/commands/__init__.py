@@ -1,1 +1,0 @@
-"""The verbs of the `lethe` command. Whatever takes long to import is imported by the verb that needs it."""

@@ -1,0 +1,1 @@
+"""The `lethe` command. To start fast, each command imports what it needs only when it runs."""

@@ -1,0 +1,77 @@
+"""Tables and values as text for a person."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
+    """Return a table with headings."""
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        result.add_column(column, overflow="fold")
+    for row in rows:
+        result.add_row(*(Text(format_value(value)) for value in row))
+    return result
+
+
+def details(values: Mapping[str, Any]) -> Table:
+    """Return a table of labels and values. Values that are empty or None are left out."""
+    result = Table(box=None, show_header=False, pad_edge=False)
+    result.add_column(style="bold", no_wrap=True)
+    result.add_column(overflow="fold")
+    for label, value in values.items():
+        if value not in (None, "", (), [], {}):
+            result.add_row(label, Text(format_value(value)))
+    return result
+
+
+def format_value(value: Any) -> str:
+    """Format one value.
+
+    >>> format_value(None), format_value(True), format_value(0.123456), format_value({"erased": 2})
+    ('–', 'yes', '0.1235', 'erased 2')
+    """
+    match value:
+        case None:
+            return "–"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.4g}"
+        case datetime():
+            return f"{value:%Y-%m-%d %H:%M %Z}".rstrip()
+        case Mapping():
+            return ", ".join(f"{name} {format_value(inner)}" for name, inner in value.items())
+        case list() | tuple():
+            return "; ".join(format_value(inner) for inner in value)
+        case _:
+            return str(value)
+
+
+def format_size(size: float | None) -> str:
+    """Format a number of bytes.
+
+    >>> format_size(None), format_size(700), format_size(3 << 20)
+    ('–', '700 B', '3.0 MiB')
+    """
+    if size is None:
+        return "–"
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def count(number: int, singular: str, plural: str) -> str:
+    """Return a number with its noun in the right form.
+
+    >>> count(1, "person", "people"), count(3, "person", "people")
+    ('1 person', '3 people')
+    """
+    return f"{number} {singular if number == 1 else plural}"

@@ -1,0 +1,1 @@
+"""The HTTP client behind `lethe.Lethe` and `lethe.AsyncLethe`."""
