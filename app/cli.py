@@ -1,55 +1,42 @@
-"""Server verbs of the `lethe` command, found through the entry-point group `lethe.commands`."""
+"""The server commands of `lethe`, which the client finds through the entry-point group `lethe.commands`."""
 
-import functools
-from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, ParamSpec
+from typing import Annotated
 from uuid import UUID
 
 import typer
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
-from app import migrate as schema
-from app.access import service as access
-from app.access.scopes import Scope
-from app.bootstrap import Services
-from app.startup import refuse, settings_or_exit
+from app.db import schema
+from app.gateway.auth import service as access
+from app.gateway.auth.scopes import Scope
+from app.services import Services
+from app.startup import DataDir, describe_database_error, existing_installation, refuse, settings_or_exit
 
-P = ParamSpec("P")
-key = typer.Typer(help="API keys.", no_args_is_help=True)
+key = typer.Typer(help="Manage API keys.", no_args_is_help=True)
 console = Console()
 
 
-def _clear_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """What a user can mend is one line; anything else stays a traceback, because it is ours to mend."""
-
-    @functools.wraps(command)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except access.AccessError as problem:
-            raise refuse(str(problem)) from None
-        except (OperationalError, ProgrammingError) as problem:
-            raise refuse(f"the database cannot be used ({problem.orig}); has `lethe migrate` run?") from None
-
-    return guarded
-
-
-@_clear_errors
 def up(
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")
+        int | None,
+        typer.Option(metavar="NUMBER", min=0, max=65535, help="The port to listen on. 0: any free port."),
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Data folder.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
-    """Serve everything on embedded defaults until Ctrl-C."""
-    from app.supervisor import StartError, Supervisor
+    """Run the whole service on this machine until you press Ctrl-C.
 
-    given = {"host": host, "port": port, "data_dir": data_dir}
-    settings = settings_or_exit().model_copy(update={k: v for k, v in given.items() if v is not None})
+    Without further settings it uses SQLite and a private Valkey or Redis server in the data folder.
+    """
+    from app.local.supervisor import StartError, Supervisor
+
+    options = {"host": host, "port": port}
+    settings = settings_or_exit(data_dir).model_copy(
+        update={k: v for k, v in options.items() if v is not None}
+    )
     try:
         code = Supervisor(settings).run()
     except StartError as problem:
@@ -58,50 +45,58 @@ def up(
 
 
 def gateway() -> None:
-    """Serve the HTTP API."""
-    from app.main import serve
+    """Run the gateway, which serves the HTTP API and the dashboard."""
+    from app.gateway.main import serve
 
     serve(settings_or_exit())
 
 
 def dispatcher() -> None:
-    """Seal batches, feed the queue, notice dead attempts."""
-    from app.dispatcher import run
+    """Run the dispatcher, which seals batches, queues jobs, finds dead attempts and sends webhooks."""
+    from app.dispatcher.loop import run
 
     run(settings_or_exit())
 
 
-@_clear_errors
-def migrate() -> None:
-    """Bring the database schema to the newest revision."""
-    services = Services(settings_or_exit())
-    schema.upgrade(services)
-    services.close()
-    console.print("The schema is up to date.")
+def migrate(data_dir: DataDir = None) -> None:
+    """Migrate the database to the newest schema, and create it if it does not exist."""
+    services = Services(settings_or_exit(data_dir))
+    try:
+        schema.upgrade(services.database)
+    except SQLAlchemyError as problem:
+        raise refuse(describe_database_error(services.settings, problem)) from None
+    finally:
+        services.close()
+    console.print("The database schema is up to date.")
 
 
 @key.command("create")
-@_clear_errors
 def key_create(
-    name: Annotated[str, typer.Argument(help="What the key is for.")],
-    scope: Annotated[list[Scope], typer.Option(help="May be given several times.")],
-    tenant: Annotated[str, typer.Option(help="Made when it does not exist.")] = "default",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that says what the key is for.")],
+    scope: Annotated[
+        list[Scope],
+        typer.Option(
+            metavar="SCOPE",
+            help=f"What the key may do. Repeat the option for several scopes. There are {', '.join(Scope)}.",
+        ),
+    ],
+    tenant: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="The tenant of the key. It is created if it does not exist."),
+    ] = "default",
+    data_dir: DataDir = None,
 ) -> None:
-    """Make a key; it is shown once."""
-    services = Services(settings_or_exit())
-    with services.database.writing() as session:
-        made = access.create_key(session, tenant=tenant, name=name, scopes=scope)
-    console.print(made.secret, markup=False, highlight=False, soft_wrap=True)
-    services.close()
+    """Create an API key and print it. It cannot be shown again."""
+    with existing_installation(data_dir) as services, services.database.writing() as session:
+        created = access.create_key(session, tenant=tenant, name=name, scopes=scope)
+    console.print(created.secret, markup=False, highlight=False, soft_wrap=True)
 
 
 @key.command("list")
-@_clear_errors
-def key_list() -> None:
-    """Show the keys, without their secrets."""
-    services = Services(settings_or_exit())
+def key_list(data_dir: DataDir = None) -> None:
+    """List the API keys, without their secrets."""
     table = Table("id", "tenant", "name", "scopes", "created", "revoked")
-    with services.database.reading() as session:
+    with existing_installation(data_dir) as services, services.database.reading() as session:
         for item, tenant in access.list_keys(session):
             table.add_row(
                 str(item.id),
@@ -112,15 +107,32 @@ def key_list() -> None:
                 f"{item.revoked_at:%Y-%m-%d %H:%M}" if item.revoked_at else "",
             )
     console.print(table)
-    services.close()
 
 
 @key.command("revoke")
-@_clear_errors
-def key_revoke(key_id: Annotated[UUID, typer.Argument(help="Id shown by `lethe key list`.")]) -> None:
-    """Make a key useless at once."""
-    services = Services(settings_or_exit())
-    with services.database.writing() as session:
-        access.revoke_key(session, key_id)
-    console.print(f"Revoked {key_id}.")
-    services.close()
+def key_revoke(
+    key_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID", help="The id of the key, from `lethe key list`. The first characters are enough."
+        ),
+    ],
+    data_dir: DataDir = None,
+) -> None:
+    """Revoke an API key. It stops working at once."""
+    with existing_installation(data_dir) as services, services.database.writing() as session:
+        revoked = access.revoke_key(session, _find_key(session, key_id))
+    console.print(f"Revoked the key {revoked.id}.")
+
+
+def _find_key(session: Session, prefix: str) -> UUID:
+    """Return the only key whose id starts with `prefix`, or exit."""
+    wanted = prefix.replace("-", "").lower()
+    matches = [item.id for item, _ in access.list_keys(session) if item.id.hex.startswith(wanted)]
+    if len(matches) == 1 and wanted:
+        return matches[0]
+    if not matches or not wanted:
+        raise refuse(f"there is no API key {prefix}; to see those there are, run `lethe key list`")
+    raise refuse(
+        f"{prefix} is the start of {len(matches)} ids: {', '.join(map(str, matches[:10]))}; write more of it"
+    )

@@ -1,4 +1,4 @@
-"""The one composition root: settings → database, Redis, queue, storage, vault."""
+"""The composition root: everything that a part of the service is built from, made from its settings."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -6,59 +6,70 @@ from functools import cached_property
 from redis import Redis
 from rq import Queue
 
-from app import queueing
-from app.access.cache import CallerCache
+from app.core import queue as message_queue
+from app.core.settings import Settings
+from app.core.storage import Storage
+from app.core.tracing import Tracer, open_tracer
+from app.core.vault import Vault
 from app.db.deployment import open_vault
-from app.db.refusals import KEYED_HASH
 from app.db.session import Database
-from app.embedded import redis_url
-from app.settings import Settings
-from app.storage import Storage
-from app.tracing import Tracer, open_tracer
-from app.vault import Vault
 
 
 @dataclass(frozen=True)
 class Services:
-    """What a part of the system may ask for; each is made when first asked for, once."""
+    """The connections and keys of one process. Each is created on first use and then kept."""
 
     settings: Settings
+    creates_data_dir: bool = True
 
     @cached_property
     def database(self) -> Database:
-        self.settings.data_dir.mkdir(parents=True, exist_ok=True)
-        database = Database(self.settings.database)
-        database.info[KEYED_HASH] = lambda text, *, purpose: self.vault.keyed_hash(text, purpose=purpose)
-        return database
+        """The database. Its data folder is created if necessary, unless `creates_data_dir` is false."""
+        if self.creates_data_dir:
+            self.settings.data_dir.mkdir(parents=True, exist_ok=True)
+        return Database(self.settings.database, keyed_hash=self._keyed_hash)
+
+    def _keyed_hash(self, text: str, *, purpose: str) -> bytes:
+        """Hash through the vault, which itself needs the database and is opened on first use."""
+        return self.vault.keyed_hash(text, purpose=purpose)
 
     @cached_property
     def redis(self) -> Redis:
-        return queueing.connect(redis_url(self.settings))
+        """The connection to the queue's server."""
+        return message_queue.connect(message_queue.redis_url(self.settings))
 
     @cached_property
     def queue(self) -> Queue:
-        return queueing.open_queue(self.settings.queue_name, self.redis)
+        """The queue of jobs."""
+        return message_queue.open_queue(self.settings.queue_name, self.redis)
+
+    @cached_property
+    def wake_up(self) -> message_queue.WakeUp:
+        """The way to tell dispatchers that there is work."""
+        return message_queue.WakeUp(self.redis, self.settings.queue_name)
 
     @cached_property
     def storage(self) -> Storage:
+        """The storage of weights and datasets."""
         return Storage(self.settings.storage, self.settings.storage_endpoint)
 
     @cached_property
-    def callers(self) -> CallerCache:
-        return CallerCache()
-
-    @cached_property
     def vault(self) -> Vault:
+        """The deployment key, checked against the database. Raises `KeyProblem` if it is not usable."""
         return open_vault(self.settings, self.database)
 
     @cached_property
     def tracer(self) -> Tracer:
+        """The tracer, which does nothing unless a collector is configured."""
         return open_tracer(self.settings)
 
     def close(self) -> None:
+        """Close every connection that was opened."""
         if "tracer" in self.__dict__:
             self.tracer.close()
         if "database" in self.__dict__:
             self.database.close()
+        if "wake_up" in self.__dict__:
+            self.wake_up.close()
         if "redis" in self.__dict__:
             self.redis.close()

@@ -1,4 +1,4 @@
-"""One consistent copy of the database while others write to it, and back."""
+"""Consistent dumps of the database while the service writes to it, and their restoration."""
 
 import os
 import shutil
@@ -12,41 +12,41 @@ from sqlalchemy import inspect, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
-from app.bootstrap import Services
 from app.db.session import Database
+from app.services import Services
 
 NAME = "database.dump"
 
 
 class BackupError(Exception):
-    """The message is one line that an operator can act on."""
+    """A backup cannot be made or restored. The message is one line that tells the operator what to do."""
 
 
 @contextmanager
 def snapshot(services: Services, target: Path) -> Iterator[Session]:
-    """Dump, and read what is in the dump."""
+    """Dump the database to a file, and yield a session that reads exactly what is in the dump."""
     with (_sqlite if services.database.is_sqlite else _postgresql)(services, target) as session:
         yield session
 
 
 @contextmanager
 def _sqlite(services: Services, target: Path) -> Iterator[Session]:
-    """VACUUM INTO copies live rows only: no page that was freed, and so nothing that was deleted."""
+    """Use VACUUM INTO, which copies live rows only and so leaves out everything that was deleted."""
     with services.database.engine.connect() as connection:
         raw = connection.connection.driver_connection
         assert raw is not None
         raw.execute("VACUUM INTO ?", (str(target),))
     target.chmod(0o600)
     working = target.with_suffix(".read")
-    shutil.copyfile(target, working)  # opened, it would get a log of its own and other bytes
+    shutil.copyfile(target, working)  # opening the dump itself would change its bytes
     copy = Database(f"sqlite:///{working.absolute()}")
     try:
         with copy.reading() as session:
             yield session
     finally:
         copy.close()
-        for left in working.parent.glob(f"{working.name}*"):
-            left.unlink()
+        for file in working.parent.glob(f"{working.name}*"):
+            file.unlink()
 
 
 @contextmanager
@@ -59,14 +59,17 @@ def _postgresql(services: Services, target: Path) -> Iterator[Session]:
 
 
 def check_empty(services: Services, kind: str) -> None:
+    """Raise `BackupError` unless the configured database is of this kind and empty."""
     if kind != ("sqlite" if services.database.is_sqlite else "postgresql"):
-        raise BackupError(f"the backup is of {kind}, LETHE_DATABASE_URL names another kind")
+        raise BackupError(
+            f"the backup is of a {kind} database, but LETHE_DATABASE_URL names another kind; change it"
+        )
     if _sqlite_file(services).exists() if services.database.is_sqlite else _tables(services):
-        raise BackupError("the database is not empty")
+        raise BackupError("the database is not empty; point LETHE_DATABASE_URL at an empty one")
 
 
 def load(services: Services, dump: Path) -> None:
-    """Into a database that is empty, in one step."""
+    """Load a dump into an empty database, completely or not at all."""
     if services.database.is_sqlite:
         _load_sqlite(services, dump)
     else:
@@ -94,12 +97,12 @@ def _load_sqlite(services: Services, dump: Path) -> None:
 
 
 def _run(services: Services, program: str, *options: str) -> None:
-    found = shutil.which(program)
-    if found is None:
-        raise BackupError(f"{program} is not on PATH: install the client programs of your PostgreSQL")
-    where, secret = _connection(services)
+    executable = shutil.which(program)
+    if executable is None:
+        raise BackupError(f"{program} is not on PATH; install the client programs of your PostgreSQL")
+    where, secret = connection_options(services)
     ended = subprocess.run(  # noqa: S603
-        [found, f"--dbname={where}", *options],
+        [executable, f"--dbname={where}", *options],
         check=False,
         capture_output=True,
         text=True,
@@ -110,13 +113,14 @@ def _run(services: Services, program: str, *options: str) -> None:
         raise BackupError(f"{program} failed: {last}")
 
 
-def _connection(services: Services) -> tuple[str, dict[str, str]]:
-    """As the service itself connects, with whatever the URL says and the environment adds (TLS above all).
+def connection_options(services: Services) -> tuple[str, dict[str, str]]:
+    """Return a libpq connection string and environment variables that connect as the service does.
 
-    A password must not be seen in a list of processes: it goes another way.
+    Options in the database's URL are kept, and variables in the environment still apply, in particular those
+    for TLS. The password is passed in the environment, because a list of processes would show it.
     """
     engine = services.database.engine
-    said = engine.dialect.create_connect_args(engine.url)[1]
-    said = {name: value for name, value in said.items() if isinstance(value, str | int)}
-    password = said.pop("password", None)
-    return make_conninfo(**said), {"PGPASSWORD": str(password)} if password else {}
+    options = engine.dialect.create_connect_args(engine.url)[1]
+    options = {name: value for name, value in options.items() if isinstance(value, str | int)}
+    password = options.pop("password", None)
+    return make_conninfo(**options), {"PGPASSWORD": str(password)} if password else {}

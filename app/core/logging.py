@@ -1,4 +1,4 @@
-"""Structured logs. A line carries ids, counts and states; never a subject, a body or a header."""
+"""Structured logging. A line holds ids, counts and states, and never an identifier, a body or a header."""
 
 import logging
 import sys
@@ -9,10 +9,11 @@ from typing import Any
 
 import structlog
 
-from app.settings import Settings
+from app.core.settings import Settings
 
 
 def configure(settings: Settings) -> None:
+    """Set up logging to standard error for this process, including uncaught errors and libraries."""
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     render = (
         structlog.processors.JSONRenderer()
@@ -23,7 +24,7 @@ def configure(settings: Settings) -> None:
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _place_only,
+        _without_exception_message,
     ]
     structlog.configure(
         processors=[*shared, render],
@@ -37,12 +38,14 @@ def configure(settings: Settings) -> None:
 
 
 def where(trace: TracebackType | None) -> list[str]:
-    """The innermost places of a traceback: code, not values, which may be what a caller sent."""
+    """Return the innermost lines of a traceback: places in the code, without values that a caller sent."""
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(trace)][-8:]
 
 
-def _place_only(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """An exception leaves its kind and its place in the log, never its message."""
+def _without_exception_message(
+    _: Any, __: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Replace an exception by its type and its place in the code. Its message might quote data."""
     problem = event.pop("exc_info", None)
     if problem is True:
         problem = sys.exc_info()
@@ -54,7 +57,7 @@ def _place_only(_: Any, __: str, event: structlog.typing.EventDict) -> structlog
 
 
 def _first_line(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Libraries append tracebacks and the state of objects to what they say, on lines of their own."""
+    """Keep the first line of a library's message. Tracebacks and dumps of objects follow on further lines."""
     event["event"] = str(event["event"]).partition("\n")[0]
     return event
 
@@ -62,13 +65,13 @@ def _first_line(_: Any, __: str, event: structlog.typing.EventDict) -> structlog
 def _uncaught(kind: type[BaseException], _: BaseException | None, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt | SystemExit):
         return
-    get("process").critical("ended by an error", kind=kind.__name__, where=where(trace))
+    get_logger("process").critical("the process ended with an error", kind=kind.__name__, where=where(trace))
 
 
 def _route_standard_logging(
     level: int, shared: list[structlog.typing.Processor], render: structlog.typing.Processor
 ) -> None:
-    """Libraries that log through the standard library come out in the same shape."""
+    """Render the messages of libraries that use the standard logging module in the same way."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -79,9 +82,10 @@ def _route_standard_logging(
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(max(level, logging.WARNING))
-    logging.getLogger("uvicorn.access").disabled = True  # the middleware writes one line per request
+    logging.getLogger("uvicorn.access").disabled = True  # our middleware logs one line per request
 
 
-def get(name: str) -> structlog.typing.FilteringBoundLogger:
+def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
+    """Return a logger whose lines name this part of the service."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(part=name)
     return logger

@@ -1,4 +1,4 @@
-"""Child processes that never outlive the process that started them."""
+"""Child processes that do not outlive the process that started them."""
 
 import ctypes
 import os
@@ -11,18 +11,19 @@ from functools import partial
 from typing import IO
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
 POLL_SECONDS = 0.02
 
-# Loaded before any fork: between fork and exec a child may not take the loader's lock.
+# Loaded before any fork, because a child must not take the loader's lock between fork and exec.
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Ask the kernel to kill this process when its parent dies; a no-op where the kernel cannot.
+    """Ask the kernel to kill this process when its parent dies. Only Linux can do this.
 
-    Survives exec, not fork. `parent` is the pid the caller knows its parent by: one that died before the
-    request was made would send nothing, so a child that finds itself adopted already ends here.
-    The kernel watches the *thread* that started this process, so start it from one that stays.
+    The request survives exec but not fork. `parent` is the pid that the caller expects its parent to have. If
+    the parent died before the request was made, no signal would ever come, so the process ends here. The
+    kernel watches the *thread* that started this process, so start it from a thread that stays alive.
     """
     if _libc is None:
         return
@@ -31,6 +32,12 @@ def die_with_parent(parent: int | None = None) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != expected:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def set_name(name: str) -> None:
+    """Set this process's name in the process list. Linux keeps 15 characters; other systems ignore it."""
+    if _libc is not None:
+        _libc.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def spawn(
@@ -42,10 +49,10 @@ def spawn(
     stderr: int | IO[bytes] | None = None,
     keep: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a program that dies with this process, in a session of its own.
+    """Start a program that dies with this process, in its own session.
 
-    Its own session keeps the terminal's Ctrl-C from it: who started it decides when it stops. `keep` names
-    the open descriptors it inherits.
+    Because of the session, Ctrl-C in the terminal does not reach it, and this process decides when it stops.
+    `keep` lists the open file descriptors that it inherits.
     """
     return subprocess.Popen(  # noqa: S603 - the callers' commands are fixed lists, never a shell
         command,
@@ -60,9 +67,9 @@ def spawn(
 
 
 def stop(*processes: subprocess.Popen[bytes], grace: float) -> list[subprocess.Popen[bytes]]:
-    """Ask all to end, wait up to `grace` seconds for the last, kill the rest; returns those killed."""
+    """Terminate the processes, wait up to `grace` seconds in total, and kill and return the rest."""
     for process in processes:
-        process.terminate()  # harmless on one that ended: Popen never signals a pid it has reaped
+        process.terminate()  # harmless if it has ended: Popen does not signal a process it has reaped
     deadline = time.monotonic() + grace
     for process in processes:
         wait(process, deadline - time.monotonic())
@@ -73,7 +80,7 @@ def stop(*processes: subprocess.Popen[bytes], grace: float) -> list[subprocess.P
 
 
 def wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Whether it ended within so many seconds."""
+    """Wait for up to `seconds` and return whether the process has ended."""
     try:
         process.wait(max(seconds, 0.0))
     except subprocess.TimeoutExpired:
@@ -82,14 +89,14 @@ def wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End it now, and with it whatever it started in its session."""
+    """Kill the process and everything else in its session."""
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)  # not reaped, so the number is still its own
+        os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
         process.wait()
 
 
 def describe_end(returncode: int) -> str:
-    """`-9` → `killed by SIGKILL`."""
+    """Describe a return code in words, such as `killed by SIGKILL` for -9."""
     if returncode >= 0:
         return f"exit code {returncode}"
     try:

@@ -1,214 +1,346 @@
-"""Every setting of the service: one object, environment prefix `LETHE_`, documented with its default."""
+"""The settings of the service, from environment variables with the prefix `LETHE_`."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PREFIX = "LETHE_"
-# Variables of the same prefix that belong to the client and to the test and bench harness.
+# Variables with the same prefix that belong to the client, the tests and the benchmarks.
 FOREIGN = ("LETHE_URL", "LETHE_API_KEY", "LETHE_TEST_", "LETHE_BENCH_")
 
 
 class SettingsError(Exception):
-    """A setting is unknown or malformed; the message is one line that names it."""
+    """A setting is unknown or malformed. The message is one line that names it."""
 
 
 class Settings(BaseSettings):
+    """The settings of the service. docs/settings.md is generated from the descriptions."""
+
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
     data_dir: Path = Field(
-        Path("lethe-data"), description="Folder of the embedded database, queue, storage and keys."
+        Path("lethe-data"),
+        description="The folder that holds the embedded database and queue, the files and the keys.",
     )
     database_url: str = Field(
-        "", description="SQLAlchemy URL, `postgresql+psycopg://…`; empty: SQLite in the data folder."
+        "",
+        description="The SQLAlchemy URL of the database, such as `postgresql+psycopg://…`. Empty: SQLite in "
+        "the data folder.",
     )
-    redis_url: str = Field("", description="Redis or Valkey URL; empty: a private server in the data folder.")
+    redis_url: str = Field(
+        "", description="The URL of a Redis or Valkey server. Empty: a private server in the data folder."
+    )
     storage_url: str = Field(
         "",
-        description="Where checkpoints and datasets are: `s3://bucket/prefix`, or another fsspec URL; empty: "
-        "the data folder.",
+        description="Where weights and datasets are stored: `s3://bucket/prefix` or another fsspec URL. "
+        "Empty: the data folder.",
     )
     storage_endpoint: str = Field(
         "",
         pattern=r"^(https?://\S+)?$",
-        description="S3 server of that bucket, as `https://s3.example.org`; empty: as the AWS variables say.",
+        description="The S3 server of that bucket, such as `https://s3.example.org`. Empty: the one that the "
+        "AWS variables name.",
     )
-    queue_name: str = Field("lethe", pattern=r"^[a-z0-9-]{1,64}$", description="Name of the RQ queue.")
+    queue_name: str = Field("lethe", pattern=r"^[a-z0-9-]{1,64}$", description="The name of the RQ queue.")
 
-    host: str = Field("127.0.0.1", description="Address the gateway listens on.")
-    port: int = Field(8420, ge=0, le=65535, description="Port the gateway listens on; 0: any free one.")
-    max_body_bytes: int = Field(4 << 20, ge=1024, description="Largest JSON body, in bytes.")
-    max_upload_bytes: int = Field(16 << 30, ge=1024, description="Largest uploaded file, in bytes.")
-    max_uploads: int = Field(16, ge=1, le=1000, description="Files that are received at the same time.")
+    host: str = Field("127.0.0.1", description="The address that the gateway listens on.")
+    port: int = Field(
+        8420, ge=0, le=65535, description="The port that the gateway listens on. 0: any free port."
+    )
+    max_body_bytes: int = Field(4 << 20, ge=1024, description="The largest JSON body of a request, in bytes.")
+    max_upload_bytes: int = Field(16 << 30, ge=1024, description="The largest uploaded file, in bytes.")
+    max_representation_bytes: int = Field(
+        1 << 30, ge=1024, description="The largest graph of a representation, in bytes."
+    )
+    max_tokenizer_bytes: int = Field(
+        64 << 20, ge=1024, description="The largest tokenizer of a representation, in bytes."
+    )
+    max_uploads: int = Field(
+        16, ge=1, le=1000, description="How many files one gateway receives at the same time."
+    )
     upload_idle_seconds: float = Field(
-        30.0, gt=0, le=3600, description="Silence after which a sender of a file is given up."
+        30.0, gt=0, le=3600, description="How long an upload may pause before the gateway drops it."
     )
     max_dataset_bytes: int = Field(
         64 << 30,
         ge=1024,
-        description="Most bytes that a model's rows may take unpacked; Parquet can be tiny.",
+        description="How many bytes a model's rows may take when unpacked. A small Parquet file can unpack "
+        "to a very large one.",
     )
     import_roots: str = Field(
         "",
-        description="URI prefixes that data may be imported from, separated by spaces; empty: from nowhere.",
+        description="The URI prefixes that data may be imported from, separated by spaces. Empty: imports "
+        "are off.",
     )
     public_certificates: bool = Field(
-        False, description="Serve keys, log and single certificates without an API key; listings never."
+        False,
+        description="Serve keys, the certificate log and single certificates without an API key. Listings "
+        "always need one.",
     )
 
     dashboard: bool = Field(True, description="Serve the dashboard at `/`.")
     session_hours: float = Field(
-        8.0, gt=0, le=168, description="How long someone stays signed in to the dashboard."
+        8.0, gt=0, le=168, description="How long a user stays signed in to the dashboard."
     )
     secure_cookies: bool | None = Field(
         None,
-        description="Send the dashboard's cookies over https only; unset: when the request came that way. "
-        "Set it to true behind a proxy that speaks TLS.",
+        description="Send the dashboard's cookies over https only. Unset: if the request came over https. "
+        "Set it to true behind a proxy that terminates TLS.",
+    )
+
+    public_url: str = Field(
+        "",
+        pattern=r"^(https?://[^\s?#]+)?$",
+        description="The address under which browsers and other services reach the gateway, such as "
+        "`https://lethe.example.org`. Needed for sign-in through an identity provider and for OpenDSR.",
+    )
+    oidc_issuer: str = Field(
+        "",
+        pattern=r"^(https?://[^\s?#]+)?$",
+        description="The OpenID Connect provider through which people sign in to the dashboard, exactly as "
+        "its metadata names it. Empty: people sign in with an API key only.",
+    )
+    oidc_client_id: str = Field("", max_length=200, description="The id of this client at the provider.")
+    oidc_client_secret: SecretStr = Field(
+        SecretStr(""), description="The client's secret. Empty: a public client, protected by PKCE alone."
+    )
+    oidc_scope: str = Field(
+        "openid profile",
+        pattern=r"^openid( [!-~]+)*$",
+        description="The OAuth scopes to ask the provider for. Add the one that returns groups, if it needs "
+        "one.",
+    )
+    oidc_groups_claim: str = Field(
+        "groups", min_length=1, max_length=200, description="The claim that lists a person's groups."
+    )
+    oidc_groups: str = Field(
+        "",
+        description='What members of each group may do, as JSON: `{"dpo": {"tenant": "default", '
+        '"scopes": ["erasures:read"]}}`. A person gets the tenant of the first group they are in, and '
+        "the scopes of all their groups of that tenant.",
+    )
+    oidc_name_claim: str = Field(
+        "",
+        max_length=200,
+        description="The claim to show as a person's name, such as `name`. The audit log keeps it. Empty: "
+        "only a pseudonym is kept.",
+    )
+    oidc_session_minutes: float = Field(
+        60.0,
+        gt=0,
+        le=10080,
+        description="How long a person who came through the provider stays signed in. A group that the "
+        "provider removes takes effect at the next sign-in.",
+    )
+
+    opendsr_key_file: Path | None = Field(
+        None,
+        description="The private key (PEM) that signs OpenDSR answers and callbacks for the host of "
+        "`LETHE_PUBLIC_URL`. Gateway and dispatcher need it. Unset: no OpenDSR.",
+    )
+    opendsr_certificate_file: Path | None = Field(
+        None, description="The certificate (PEM) of that key, issued by a public authority for that host."
+    )
+    fides_url: str = Field(
+        "",
+        pattern=r"^(https?://[^\s?#]+)?$",
+        description="The address of Fides, for callbacks whose `reply-to` header is a path.",
     )
 
     webhook_intranet: bool = Field(
         False,
-        description="Let webhooks go to private and loopback addresses, and over http; for an intranet of "
-        "your own, where every tenant may reach whatever this machine can.",
+        description="Allow webhooks to private and loopback addresses, and over http. Use this only in your "
+        "own network: every tenant can then reach whatever this machine can.",
     )
     webhook_ca_file: Path | None = Field(
         None,
-        description="Authorities (PEM) that vouch for webhook receivers; unset: the public ones.",
+        description="A PEM file of the certificate authorities to trust for webhook receivers. Unset: the "
+        "public ones.",
     )
 
-    signing_key: SecretStr = Field(SecretStr(""), description="PEM of the signing key (worker only).")
+    signing_key: SecretStr = Field(
+        SecretStr(""), description="The signing key as PEM. Only the worker uses it."
+    )
     signing_key_file: Path | None = Field(
         None,
-        description="File of the signing key; unset: keys/signing.pem in the data folder.",
+        description="The file of the signing key. Unset: `keys/signing.pem` in the data folder.",
     )
     deployment_key_file: Path | None = Field(
         None,
-        description="File of the key that encrypts identifiers; unset: keys/deployment.key there too.",
+        description="The file of the key that encrypts identifiers. Unset: `keys/deployment.key` in the data "
+        "folder.",
     )
     create_keys: bool | None = Field(
         None,
-        description="Make a key whose file is missing; unset: only where database and queue are embedded.",
+        description="Create keys whose file is missing. Unset: only if the database and the queue are "
+        "embedded.",
     )
 
     log_origin: str = Field(
         "lethe",
         pattern=r"^[^\s+]{1,200}$",
-        description="Name of the certificate log on its signed tree heads.",
+        description="The name of the certificate log on its signed tree heads.",
     )
     log_seen_file: Path | None = Field(
         None,
-        description="Where a worker keeps the newest tree head it saw, to notice a log that was put back; "
-        "unset: log-head in the data folder.",
+        description="The file in which a worker keeps the newest tree head it has seen, to detect a log that "
+        "was rolled back. Unset: `log-head` in the data folder.",
+    )
+
+    audit_log_seconds: float = Field(
+        600.0,
+        gt=0,
+        le=86400,
+        description="How often a worker signs the newest entry of each tenant's audit log and appends the "
+        "statement to the certificate log.",
     )
 
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
         "auto",
-        description="Where the worker computes; auto: CUDA if there is any, else the CPU. MPS has no "
-        "float64: asked for it, the worker computes on that machine's CPU.",
+        description="The device that the worker computes on. `auto`: CUDA if available, otherwise the CPU. "
+        "MPS has no float64, so with `mps` the worker computes on that machine's CPU.",
     )
     nproc: int = Field(
-        1, ge=1, le=1024, description="Processes of this machine that share the rows of one job."
+        1, ge=1, le=1024, description="How many processes of this machine share the rows of one job."
     )
     rank_timeout_seconds: float = Field(
         600.0,
         gt=0,
         le=86400,
-        description="Silence after which one of several processes on a job is given up, and the attempt with "
-        "it; one that ended is noticed at once.",
+        description="How long one of several processes of a job may be silent before the attempt is given "
+        "up. A process that ends is noticed at once.",
     )
-    heartbeat_seconds: float = Field(5.0, gt=0, le=60, description="How often an attempt says it is alive.")
+    advice_seconds: float = Field(
+        60.0,
+        ge=0,
+        le=86400,
+        description="How long a worker may try combinations of λ and Δ* on the holdout, at registration and "
+        "for `lethe model advise`. 0: it tries none.",
+    )
+    heartbeat_seconds: float = Field(
+        5.0, gt=0, le=60, description="How often a running attempt sends a heartbeat."
+    )
     dead_after_seconds: float = Field(
-        0.0, ge=0, description="Silence after which an attempt is given up; 0: six heartbeats."
+        0.0,
+        ge=0,
+        description="How long an attempt may send no heartbeat before it is given up. 0: six intervals.",
     )
-    max_attempts: int = Field(5, ge=1, le=100, description="Attempts at one job before it fails.")
+    max_attempts: int = Field(5, ge=1, le=100, description="How many attempts a job has before it fails.")
     retry_backoff_seconds: float = Field(
-        2.0, ge=0, description="Wait before the second attempt; doubles each time."
+        2.0, ge=0, description="The wait before the second attempt. It doubles with each further attempt."
     )
-    dispatch_interval_seconds: float = Field(0.5, gt=0, le=60, description="How often the dispatcher looks.")
-    lease_seconds: float = Field(10.0, gt=0, description="How long the active dispatcher holds its lease.")
+    dispatch_interval_seconds: float = Field(
+        0.5, gt=0, le=60, description="The pause between two rounds of the dispatcher."
+    )
+    lease_seconds: float = Field(10.0, gt=0, description="How long the lease of the active dispatcher lasts.")
     requeue_after_seconds: float = Field(
         10.0,
         gt=0,
-        description="A message not picked up for so long is looked for, and sent again if Redis lost it.",
+        description="How long a message may wait before the dispatcher checks that Redis still has it, and "
+        "sends it again if not.",
     )
 
+    sketch_megabytes: int = Field(
+        32,
+        ge=0,
+        le=65536,
+        description="How large the curvature sketch of a model may be. An idle worker prepares it, so that "
+        "the next erasure takes less time. 0: none are prepared.",
+    )
     drain_seconds: float = Field(
         15.0,
         ge=0,
         le=86400,
-        description="How long a worker that is asked to stop lets its attempt go on; then the job is handed "
-        "back and another worker starts it anew.",
+        description="How long a worker that was asked to stop lets its attempt continue. Then it hands the "
+        "job back, and another worker starts it again.",
     )
     linger_seconds: float = Field(
         0.0,
         ge=0,
         le=300,
-        description="How long a gateway that is asked to stop serves on, not ready, until balancers noticed.",
+        description="How long a gateway that was asked to stop keeps serving while it reports that it is not "
+        "ready, so that load balancers notice.",
     )
     metrics_token_file: Path | None = Field(
         None,
-        description="File of the bearer token for `/metrics`; unset: open, and only this process's requests "
-        "are counted there.",
+        description="The file of the bearer token for `/metrics`. Unset: `/metrics` is open and shows the "
+        "requests of this process only.",
     )
     otlp_endpoint: str = Field(
         "",
         pattern=r"^(https?://\S+)?$",
-        description="OpenTelemetry collector (OTLP over HTTP), as `http://collector:4318`; empty: no traces.",
+        description="The OpenTelemetry collector (OTLP over HTTP), such as `http://collector:4318`. Empty: "
+        "no traces.",
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe log line."
+        "info", description="The lowest level of log lines to write."
     )
-    log_format: Literal["json", "console"] = Field("json", description="Shape of the log lines.")
+    log_format: Literal["json", "console"] = Field("json", description="The format of log lines.")
 
     @model_validator(mode="after")
     def _supported_database(self) -> "Settings":
         if self.database_url and not self.database_url.startswith(("sqlite:///", "postgresql+psycopg://")):
-            raise ValueError("database_url must start with sqlite:/// or postgresql+psycopg://")
+            raise ValueError("the URL must start with sqlite:/// or postgresql+psycopg://")
         return self
 
     @property
     def database(self) -> str:
+        """The URL of the database."""
         return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'lethe.db'}"
 
     @property
     def storage(self) -> str:
+        """The URL of the storage."""
         return self.storage_url or f"file://{self.data_dir.absolute() / 'storage'}"
 
     @property
     def may_create_keys(self) -> bool:
-        """Elsewhere a missing file is a mistake, and a key made up in its place would be used for good."""
+        """Whether a missing key may be created.
+
+        In an installation of several machines, a missing file is a mistake, and a new key in its place would
+        be used from then on.
+        """
         if self.create_keys is not None:
             return self.create_keys
         return not self.database_url and not self.redis_url
 
     @property
     def signing_key_path(self) -> Path:
+        """The file of the signing key."""
         return self.signing_key_file or self.data_dir / "keys" / "signing.pem"
 
     @property
     def deployment_key_path(self) -> Path:
+        """The file of the deployment key."""
         return self.deployment_key_file or self.data_dir / "keys" / "deployment.key"
 
     @property
     def log_seen_path(self) -> Path:
+        """The file of the newest tree head that a worker on this machine has seen."""
         return self.log_seen_file or self.data_dir / "log-head"
+
+    def file_limit(self, kind: str) -> int:
+        """Return the size in bytes that a file of this kind (`FileKind`, `ImportRole`) may have."""
+        limits = {"representation": self.max_representation_bytes, "tokenizer": self.max_tokenizer_bytes}
+        return min(self.max_upload_bytes, limits.get(kind, self.max_upload_bytes))
 
     @property
     def dead_after(self) -> float:
+        """How long an attempt may send no heartbeat before it is given up, in seconds."""
         return self.dead_after_seconds or 6 * self.heartbeat_seconds
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Settings from the environment; an unknown or malformed variable is an error, not a shrug."""
+    """Return the settings in the environment. Raise `SettingsError` if one is unknown or malformed."""
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     for name in os.environ if environ is None else environ:
         if name.upper().startswith(PREFIX) and name.upper() not in known and not name.startswith(FOREIGN):
-            raise SettingsError(f"{name}: unknown setting")
+            raise SettingsError(f"{name}: unknown setting; see docs/settings.md")
     try:
         if environ is None:
             return Settings()
@@ -218,4 +350,30 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     except ValidationError as problem:
         first = problem.errors()[0]
         name = PREFIX + str(first["loc"][0]).upper() if first["loc"] else PREFIX + "DATABASE_URL"
-        raise SettingsError(f"{name}: {first['msg']}") from None
+        raise SettingsError(f"{name}: {_explain(first)}") from None
+
+
+def _explain(problem: Mapping[str, Any]) -> str:
+    """Say what is wrong with a setting, without repeating its value, which may be a secret."""
+    context = problem.get("ctx", {})
+    match problem["type"]:
+        case "value_error":
+            return str(context["error"])
+        case "int_parsing" | "int_type" | "int_from_float":
+            return "must be a whole number"
+        case "float_parsing" | "float_type" | "finite_number":
+            return "must be a number"
+        case "bool_parsing" | "bool_type":
+            return "must be true or false"
+        case "greater_than":
+            return f"must be greater than {context['gt']}"
+        case "greater_than_equal":
+            return f"must be at least {context['ge']}"
+        case "less_than":
+            return f"must be less than {context['lt']}"
+        case "less_than_equal":
+            return f"must be at most {context['le']}"
+        case "literal_error":
+            return f"must be {context['expected']}"
+        case _:
+            return "does not have the required form; see docs/settings.md"

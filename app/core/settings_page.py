@@ -1,15 +1,16 @@
-"""docs/settings.md, written from the settings themselves: `python -m app.settings_page`."""
+"""The page docs/settings.md, generated from the settings by `python -m app.core.settings_page`."""
 
 from pathlib import Path
 
 from pydantic import SecretStr
 
-from app.settings import PREFIX, Settings
+from app.core.settings import PREFIX, Settings
 
-PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 HEAD = """# Settings
 
-Every setting is an environment variable. An unknown or malformed one stops the start, by name.
+Set these environment variables before you start a part of the service. If one is unknown or malformed, the
+part does not start and names it.
 
 | variable | default | meaning |
 |---|---|---|
@@ -17,11 +18,12 @@ Every setting is an environment variable. An unknown or malformed one stops the 
 
 
 def render() -> str:
+    """Return the page as Markdown."""
     rows = []
     for name, field in Settings.model_fields.items():
         default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
-        shown = "" if default in ("", None) else f"`{default}`"
-        rows.append(f"| `{PREFIX}{name.upper()}` | {shown} | {field.description} |\n")
+        cell = "" if default in ("", None) else f"`{default}`"
+        rows.append(f"| `{PREFIX}{name.upper()}` | {cell} | {field.description} |\n")
     return HEAD + "".join(rows)
 
 

@@ -1,9 +1,9 @@
-"""Traces from request to publication, when an OpenTelemetry collector is named in the settings.
+"""Tracing from request to publication, if an OpenTelemetry collector is configured.
 
-Without that setting nothing of OpenTelemetry is imported and every method here does nothing. A context
-travels in SQL, as a W3C `traceparent` on the erasure and on the job: gateway, dispatcher and each attempt are
-processes of their own, and the queue carries ids only. Spans carry ids, counts and states, as logs do; what
-an exception says is left out.
+Without a collector, nothing of OpenTelemetry is imported and the tracer does nothing. The trace context is
+stored in SQL, as a W3C `traceparent` on the erasure and on the job, because gateway, dispatcher and attempts
+are separate processes and queue messages carry ids only. Spans hold ids, counts and states, like log lines.
+Messages of exceptions are left out.
 """
 
 import re
@@ -13,59 +13,71 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
-from app.settings import Settings, SettingsError
-from app.version import VERSION
+from app.core.settings import Settings, SettingsError
+from app.core.version import VERSION
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span
 
-EXPORT_SECONDS = 3.0  # a collector that is away must not hold up an attempt that ends
+EXPORT_SECONDS = 3.0  # short, so that an unavailable collector does not delay the end of an attempt
 MOST_LINKS = 100
+# The extra `tracing` in pyproject.toml, with the module that each package provides.
+REQUIREMENTS = {
+    "opentelemetry-exporter-otlp-proto-http>=1.30": "opentelemetry.exporter.otlp.proto.http",
+    "opentelemetry-sdk>=1.30": "opentelemetry.sdk",
+}
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 Attribute = str | int | UUID | None
 
 
 class Tracer(Protocol):
+    """Records spans."""
+
     enabled: bool
 
     def span(
         self, name: str, *, parent: str | None = None, links: Iterable[str] = (), **attributes: Attribute
     ) -> AbstractContextManager[str | None]:
-        """A span around a block; it yields its own `traceparent`, for whoever comes after."""
+        """Record a span around a block and yield its `traceparent`, to continue the trace elsewhere."""
 
     def stage(self, name: str) -> None:
-        """The stage before ends, this one begins; the span around them ends the last."""
+        """Begin a stage within the current span and end the previous one. The span's end ends the last."""
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
 
 
 class NoTracer:
-    """What there is without a collector."""
+    """A tracer that does nothing, for installations without a collector."""
 
     enabled = False
 
     def span(
         self, name: str, *, parent: str | None = None, links: Iterable[str] = (), **attributes: Attribute
     ) -> AbstractContextManager[str | None]:
+        """Do nothing around the block."""
         del name, parent, links, attributes
         return nullcontext()
 
     def stage(self, name: str) -> None:
-        pass
+        """Do nothing."""
 
     def close(self) -> None:
-        pass
+        """Do nothing."""
 
 
 class OtlpTracer:
-    """Sends spans to a collector, in the background; one that is away costs spans, never work."""
+    """A tracer that sends spans to a collector in the background.
+
+    If the collector is not available, spans are lost but no work is affected.
+    """
 
     enabled = True
 
     def __init__(self, endpoint: str) -> None:
+        """Send to the collector at this URL, by OTLP over HTTP."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -82,6 +94,7 @@ class OtlpTracer:
     def span(
         self, name: str, *, parent: str | None = None, links: Iterable[str] = (), **attributes: Attribute
     ) -> Iterator[str | None]:
+        """Record a span around a block and yield its `traceparent`, to continue the trace elsewhere."""
         from opentelemetry.trace import Status, StatusCode
 
         with self._tracer.start_as_current_span(
@@ -91,7 +104,7 @@ class OtlpTracer:
             attributes={
                 f"lethe.{key}": _plain(value) for key, value in attributes.items() if value is not None
             },
-            record_exception=False,  # its message may quote data
+            record_exception=False,  # its message might quote data
             set_status_on_exception=False,
         ) as span:
             try:
@@ -103,6 +116,7 @@ class OtlpTracer:
                 self._end_stage()
 
     def stage(self, name: str) -> None:
+        """Begin a stage within the current span and end the previous one. The span's end ends the last."""
         self._end_stage()
         self._stage = self._tracer.start_span(name)
 
@@ -112,11 +126,13 @@ class OtlpTracer:
             self._stage = None
 
     def close(self) -> None:
+        """Send the remaining spans."""
         self._end_stage()
         self._provider.shutdown()
 
 
 def open_tracer(settings: Settings) -> Tracer:
+    """Return the tracer that the settings ask for."""
     if not settings.otlp_endpoint:
         return NoTracer()
     check(settings)
@@ -124,20 +140,23 @@ def open_tracer(settings: Settings) -> Tracer:
 
 
 def check(settings: Settings) -> None:
-    """Raise when traces are asked for that cannot be made; nothing is imported to find out."""
-    if settings.otlp_endpoint and not _installed():
-        raise SettingsError("LETHE_OTLP_ENDPOINT: traces need an extra: pip install 'lethe[tracing]'")
+    """Raise `SettingsError` if tracing is configured but not installed. Imports nothing to find out."""
+    if settings.otlp_endpoint and (missing := [text for text in REQUIREMENTS if not _installed(text)]):
+        raise SettingsError(
+            "LETHE_OTLP_ENDPOINT: tracing needs OpenTelemetry packages that are not installed: "
+            f"pip install {' '.join(repr(text) for text in missing)}"
+        )
 
 
-def _installed() -> bool:
+def _installed(requirement: str) -> bool:
     try:
-        return all(find_spec(f"opentelemetry.{part}") for part in ("sdk", "exporter.otlp.proto.http"))
+        return find_spec(REQUIREMENTS[requirement]) is not None
     except ModuleNotFoundError:
         return False
 
 
 def valid(header: str | None) -> str | None:
-    """A `traceparent` as W3C Trace Context (version 00) spells it, or nothing.
+    """Return the header if it is a valid `traceparent` (W3C Trace Context, version 00), else None.
 
     >>> valid("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
     '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01'
@@ -148,6 +167,7 @@ def valid(header: str | None) -> str | None:
 
 
 def traceparent(span: "Span") -> str:
+    """Return the `traceparent` that continues the trace from this span."""
     from opentelemetry.trace import format_span_id, format_trace_id
 
     own = span.get_span_context()
@@ -155,7 +175,7 @@ def traceparent(span: "Span") -> str:
 
 
 def _context(parent: str | None) -> "Context | None":
-    """None: whatever span is current in this thread, or a trace of its own."""
+    """Return the context of a parent. None continues this thread's current span or begins a new trace."""
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     return None if parent is None else TraceContextTextMapPropagator().extract({"traceparent": parent})

@@ -1,7 +1,7 @@
-"""Subject identifiers at rest: encrypted under the deployment key, bound to the row that holds them.
+"""Encryption at rest under the deployment key, and the files that hold keys.
 
-So are the salts of their commitments, and the statements that hold a salt: with a salt, whoever reads the
-database could try every identifier they can think of.
+Identifiers are encrypted and bound to the row that holds them. So are the salts of their commitments and the
+statements that contain a salt: anyone who reads the database and knows a salt could test guessed identifiers.
 """
 
 import hashlib
@@ -14,39 +14,42 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 NONCE_BYTES = 12
-SALT_BYTES = 16  # of a salt that is not encrypted: how they were stored before
-PLAIN_STATEMENT = b'{"payload":"'  # how a statement that is not encrypted begins: as long as a nonce
+SALT_BYTES = 16  # the length of a plain salt, as an earlier version stored it
+PLAIN_STATEMENT = b'{"payload":"'  # the first bytes of a plain statement, as many as a nonce has
 
 
 class KeyProblem(Exception):
-    """A key is missing or the wrong one; the message is one line that an operator can act on."""
+    """A key is missing or wrong. The message is one line that tells the operator what to do."""
 
 
 class Vault:
-    """What the deployment key does: encrypt texts bound to a row, and hash texts that must be compared."""
+    """The deployment key: encrypts texts bound to a row, and hashes texts that have to be compared."""
 
     def __init__(self, key: bytes) -> None:
+        """Use a key of 256 bits."""
         if len(key) != 32:
             raise ValueError("the deployment key must have 256 bits")
         self._cipher = AESGCM(_derive(key, b"subject encryption"))
         self._mac_key = _derive(key, b"keyed hash")
 
     def encrypt(self, subject: str, *, row: str) -> bytes:
+        """Encrypt a text with AES-256-GCM, so that it can be decrypted for this row only."""
         nonce = os.urandom(NONCE_BYTES)
         return nonce + self._cipher.encrypt(nonce, subject.encode(), row.encode())
 
     def decrypt(self, sealed: bytes, *, row: str) -> str:
+        """Decrypt a text. Raise `ValueError` if it was encrypted for another row or under another key."""
         try:
             return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], row.encode()).decode()
         except InvalidTag:
-            raise ValueError("a stored identifier does not open under this deployment key") from None
+            raise ValueError("a stored value cannot be decrypted with this deployment key") from None
 
     def seal_salt(self, salt: str, *, task_id: UUID, ordinal: int) -> bytes:
         """Encrypt the salt (hexadecimal) of one subject's commitment."""
         return self.encrypt(salt, row=_part_of("salt", task_id, ordinal))
 
     def open_salt(self, stored: bytes, *, task_id: UUID, ordinal: int) -> str:
-        """Return the salt in hexadecimal; one that is stored as it is, from before, is read as well."""
+        """Return the salt in hexadecimal. Salts that an earlier version stored in plain are accepted."""
         if len(stored) == SALT_BYTES:
             return stored.hex()
         return self.decrypt(stored, row=_part_of("salt", task_id, ordinal))
@@ -56,32 +59,32 @@ class Vault:
         return self.encrypt(envelope.decode(), row=_part_of("statement", task_id, ordinal))
 
     def open_statement(self, stored: bytes, *, task_id: UUID, ordinal: int) -> bytes:
-        """Return the signed statement; one that is stored as it is, from before, is read as well."""
+        """Return the signed statement. Statements that an earlier version stored in plain are accepted."""
         if is_plain_statement(stored):
             return stored
         return self.decrypt(stored, row=_part_of("statement", task_id, ordinal)).encode()
 
     def person(self, tenant_id: UUID, identifier: str) -> bytes:
-        """Return what equal identifiers of one tenant have in common, to count people without decrypting.
+        """Return a keyed hash that is equal for equal identifiers of a tenant, to count people.
 
-        It is cut to 128 bits: among a billion people, two share one with a probability below 10⁻²⁰.
+        It has 128 bits: among a billion people, two share one with a probability below 10⁻²⁰.
         """
         return self.keyed_hash(f"{tenant_id}/{identifier}", purpose="distinct people")[:16]
 
     def keyed_hash(self, text: str, *, purpose: str) -> bytes:
-        """Return a hash that can be neither computed nor tested without the deployment key."""
+        """Return a hash that nobody can compute or test without the deployment key."""
         return hmac.digest(self._mac_key, purpose.encode() + b"\0" + text.encode(), hashlib.sha256)
 
 
 def row_of(erasure_id: UUID, ordinal: int) -> str:
-    """What a ciphertext is bound to: it opens as this subject of this request only."""
+    """Return the row that an identifier is bound to: one subject of one request."""
     return f"{erasure_id}/{ordinal}"
 
 
 def is_plain_statement(stored: bytes) -> bool:
-    """Whether this is a statement from before they were encrypted: canonical JSON of a DSSE envelope.
+    """Return whether this is a plain statement of an earlier version: canonical JSON of a DSSE envelope.
 
-    A ciphertext begins with a random nonce, which is this text with a probability of 2⁻⁹⁶.
+    A ciphertext begins with a random nonce, which equals this text with a probability of 2⁻⁹⁶.
     """
     return stored.startswith(PLAIN_STATEMENT)
 
@@ -95,32 +98,36 @@ def _derive(key: bytes, purpose: bytes) -> bytes:
 
 
 def create(path: Path) -> None:
-    """File mode 0600, never overwritten."""
+    """Create a deployment key in a file with mode 0600. An existing file is not overwritten."""
     write_private(path, os.urandom(32).hex().encode() + b"\n")
 
 
 def load(path: Path) -> Vault:
+    """Read a deployment key. Raise `KeyProblem` if it is missing, unreadable or malformed."""
     text = read_key(path, "deployment key")
     try:
         return Vault(bytes.fromhex(text.strip()))
     except ValueError:
-        raise KeyProblem(f"the deployment key {path} is not 64 hex digits") from None
+        raise KeyProblem(
+            f"the deployment key {path} is malformed: it must be 64 hexadecimal digits"
+        ) from None
 
 
 def read_key(path: Path, name: str) -> str:
+    """Return the content of a key's file. Raise `KeyProblem` if it cannot be read."""
     try:
         return path.read_text()
     except FileNotFoundError:
         raise KeyProblem(
-            f"there is no {name} at {path}; put it there, or let a new installation make one "
-            "with LETHE_CREATE_KEYS=true"
+            f"there is no {name} at {path}; put it there, or set LETHE_CREATE_KEYS=true to let a new "
+            "installation create one"
         ) from None
     except (OSError, UnicodeDecodeError) as problem:
         raise KeyProblem(f"the {name} {path} cannot be read ({type(problem).__name__})") from None
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a new secret file so that it is never readable by others and never half there."""
+    """Create a secret file atomically, readable by its owner only. An existing file is kept."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = path.with_suffix(f".{os.getpid()}.new")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -129,7 +136,7 @@ def write_private(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     try:
-        os.link(draft, path)  # fails when another process was first: then its key is the key
+        os.link(draft, path)  # fails if another process was faster: then its key is used
     except FileExistsError:
         pass
     finally:

@@ -1,3 +1,5 @@
+"""The version of the service."""
+
 from importlib.metadata import version
 
-VERSION = version("lethe")
+VERSION = version("lethe-unlearning-service")

@@ -1,7 +1,8 @@
-"""The deployment key of an installation: made once, and known again ever after.
+"""The check that a process uses the deployment key that this database was started with.
 
-Identifiers stored under one key cannot be read under another, and nobody would notice before an erasure
-fails. So the database keeps a keyed hash of nothing, from which no key follows, and every part compares.
+Identifiers encrypted under one key cannot be decrypted under another, and a wrong key would go unnoticed
+until an erasure fails. So the database stores a keyed hash of the empty string, which reveals nothing about
+the key, and every process compares it with its own.
 """
 
 import hmac
@@ -9,17 +10,16 @@ import hmac
 from sqlalchemy import LargeBinary
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app import vault
-from app.db.session import Database
+from app.core import vault
+from app.core.settings import Settings
+from app.db.session import Database, insert_if_absent
 from app.db.types import Base
-from app.db.upsert import insert_if_absent
-from app.settings import Settings
 
 PURPOSE = "deployment key check"
 
 
 class Deployment(Base):
-    """One row."""
+    """The check value of the deployment key, in one row."""
 
     __tablename__ = "deployment"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -27,8 +27,12 @@ class Deployment(Base):
 
 
 def open_vault(settings: Settings, database: Database) -> vault.Vault:
+    """Open the vault with the configured deployment key, and create that key for a new installation.
+
+    Raises `KeyProblem` if the key is missing, malformed or not the one this database was started with.
+    """
     path = settings.deployment_key_path
-    # Where the database knows a key, a new one could only be wrong.
+    # If the database already knows a key, a new one would be the wrong one.
     if settings.may_create_keys and not path.exists() and _known(database) is None:
         vault.create(path)
     opened = vault.load(path)
@@ -39,7 +43,10 @@ def open_vault(settings: Settings, database: Database) -> vault.Vault:
             insert_if_absent(session, Deployment, id=1, key_check=ours)
         known = _known(database)
     if known is None or not hmac.compare_digest(known, ours):
-        raise vault.KeyProblem(f"the deployment key {path} is not the one that this database began with")
+        raise vault.KeyProblem(
+            f"the deployment key {path} is not the one that this database was started with; "
+            "put the original key there"
+        )
     return opened
 
 

@@ -1,4 +1,4 @@
-"""How long a receipt can be had, how its salt is kept, and the end of it."""
+"""Receipts: how long they can be fetched, and how their salts are encrypted and destroyed."""
 
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -6,22 +6,24 @@ from uuid import UUID
 from sqlalchemy import Select, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from app.db.policy import Policy
+from app.core.vault import PLAIN_STATEMENT, SALT_BYTES, Vault, is_plain_statement
 from app.db.session import Database
 from app.db.tables import Batch, Task, TaskSubject
-from app.vault import PLAIN_STATEMENT, SALT_BYTES, Vault, is_plain_statement
+from lethe.policy import Policy
 
-_AT_ONCE = 1000
+_ROWS_PER_TRANSACTION = 1000
 
 
 def until(batch: Batch, completed: datetime) -> datetime:
+    """Return until when receipts of a batch completed at this time can be fetched."""
     return completed + timedelta(days=Policy.model_validate(batch.policy).receipt_days)
 
 
 def destroy_salts(session: Session, tasks: Select[UUID]) -> int:
-    """From here on nobody can link these subjects to a certificate, or try a guess; how many tasks it was.
+    """Destroy the salts of these tasks and return the number of tasks.
 
-    The leaves stay: without their salts they tell nothing, and the receipts of others lead past them.
+    From then on, nobody can link these people to a certificate or test a guessed identifier. The Merkle
+    leaves stay: without their salts they reveal nothing, and the receipts of other people need them.
     """
     ended = update(Task).where(Task.id.in_(tasks)).values(receipts_until=None).returning(Task.id)
     ids = session.scalars(ended.execution_options(synchronize_session=False)).all()
@@ -35,9 +37,9 @@ def destroy_salts(session: Session, tasks: Select[UUID]) -> int:
 
 
 def encrypt_stored_salts(database: Database, vault: Vault) -> int:
-    """Encrypt salts and statements that an earlier version stored as they are; return the number of rows.
+    """Encrypt salts and statements that an earlier version stored in plain, and return the number of rows.
 
-    Run when a worker starts, after every migration: a migration has no deployment key.
+    Workers call this when they start. A migration cannot do it, because it has no deployment key.
     """
     encrypted = 0
     while rows := _encrypt_some(database, vault):
@@ -54,7 +56,7 @@ def _encrypt_some(database: Database, vault: Vault) -> int:
         rows = session.scalars(
             select(TaskSubject)
             .where(or_(plain_salt, plain_statement))
-            .limit(_AT_ONCE)
+            .limit(_ROWS_PER_TRANSACTION)
             .with_for_update(skip_locked=True)
         ).all()
         for row in rows:

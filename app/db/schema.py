@@ -1,7 +1,7 @@
-"""Bring the schema to the newest revision, and tell how it stands to this code.
+"""Migration of the schema, and the check whether it is new enough for this code.
 
-Tables are changed so that the code before still works (docs/operating.md, Upgrades): hence a database that is
-ahead, at a revision this code does not know, is served as it is. One that is behind is not.
+Every revision keeps the previous release working (docs/operating.md, Upgrades). So a database that is ahead,
+at a revision that this code does not know, is served as it is. A database that is behind is not served.
 """
 
 from functools import cache
@@ -14,30 +14,33 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 import migrations
-from app.bootstrap import Services
+from app.db.session import Database
 
 
-def alembic_config(services: Services) -> Config:
+def alembic_config(database: Database) -> Config:
+    """Return the configuration of Alembic for this database."""
     config = _config()
-    config.attributes["engine"] = services.database.engine
+    config.attributes["engine"] = database.engine
     return config
 
 
-def upgrade(services: Services, revision: str = "head") -> None:
-    """To the newest revision this code knows; a database that is ahead stays as it is."""
-    with services.database.engine.connect() as connection:
+def upgrade(database: Database, revision: str = "head") -> None:
+    """Migrate to the newest revision that this code knows. A database that is ahead is left alone."""
+    with database.engine.connect() as connection:
         ahead = _is_unknown(_revision(connection))
     if not ahead:
-        command.upgrade(alembic_config(services), revision)
+        command.upgrade(alembic_config(database), revision)
 
 
-def downgrade(services: Services, revision: str) -> None:
-    command.downgrade(alembic_config(services), revision)
+def downgrade(database: Database, revision: str) -> None:
+    """Migrate back to an earlier revision."""
+    command.downgrade(alembic_config(database), revision)
 
 
 def is_behind(connection: Connection) -> bool:
-    found = _revision(connection)
-    return found is None or (found != _script().get_current_head() and not _is_unknown(found))
+    """Return whether the database must be migrated before this code can serve it."""
+    revision = _revision(connection)
+    return revision is None or (revision != _script().get_current_head() and not _is_unknown(revision))
 
 
 def _revision(connection: Connection) -> str | None:

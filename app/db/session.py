@@ -1,59 +1,78 @@
-"""The one place that opens a session, on SQLite and on PostgreSQL."""
+"""Database connections and sessions, on SQLite and PostgreSQL. Nothing else opens a session."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from app.db import binary_arrays
+from app.db.types import Base
+
 _READ_ONLY = "lethe_read_only"
-# A host that loses its network or its power says no goodbye. Within about ten seconds both ends find out by
-# themselves: else a part would wait a quarter of an hour for an answer, and the server keep the locks of the
-# dead for two hours. Over a unix socket none of this means anything, and none of it is an error.
-_LISTENING = {
+_KEYED_HASH = "keyed_hash"
+# A host that loses its network or power does not close its connections. These options let both ends notice
+# within about ten seconds. By default a client would wait a quarter of an hour for an answer, and the server
+# would keep the locks of a lost client for two hours. Unix sockets ignore the options.
+_KEEPALIVE_OF_CLIENT = {
     "connect_timeout": 10,
     "keepalives_idle": 4,
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-_LISTENING_SERVER = (
+_KEEPALIVE_OF_SERVER = (
     "SET tcp_keepalives_idle = 4; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3; "
     "SET tcp_user_timeout = 10000"
 )
 
 
+class KeyedHash(Protocol):
+    """A hash under the deployment key (`Vault.keyed_hash`)."""
+
+    def __call__(self, text: str, *, purpose: str) -> bytes: ...
+
+
 class Database:
-    def __init__(self, url: str) -> None:
+    """A database and its connection pool."""
+
+    def __init__(self, url: str, keyed_hash: KeyedHash | None = None) -> None:
+        """Connect lazily. Sessions hash with `keyed_hash` where a rule needs the deployment key."""
         self.is_sqlite = url.startswith("sqlite")
         self.engine = _sqlite(url) if self.is_sqlite else _postgresql(url)
         self._readers = self.engine.execution_options(**{_READ_ONLY: True})
-        self.info: dict[str, Any] = {}
-        """What every session carries in its `info`."""
+        self._info: dict[Any, Any] = {} if keyed_hash is None else {_KEYED_HASH: keyed_hash}
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
-        """One transaction: committed when the block ends, rolled back when it raises."""
-        with Session(self.engine, expire_on_commit=False, info=self.info) as session, session.begin():
+        """Open a transaction. It is committed when the block ends and rolled back if the block raises."""
+        with Session(self.engine, expire_on_commit=False, info=self._info) as session, session.begin():
             yield session
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """One consistent read; never held across a stream."""
-        with Session(self._readers, expire_on_commit=False, info=self.info) as session:
+        """Open a session for one consistent read. Do not keep it open while streaming a response."""
+        with Session(self._readers, expire_on_commit=False, info=self._info) as session:
             yield session
 
+    def autocommit(self) -> Connection:
+        """Return a connection that begins no transaction by itself. The caller closes it."""
+        return self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+
     def check(self) -> None:
+        """Raise an error if the database does not answer."""
         with self.reading() as session:
             session.execute(text("SELECT 1"))
 
     def forget_deleted_bytes(self) -> bool:
-        """SQLite: move the WAL into the file and empty it, so that overwritten rows exist nowhere.
+        """Move SQLite's write-ahead log into the database file, so that no copy of deleted rows remains.
 
-        True when the WAL is empty. A reader may hold it open; the caller tries again.
+        Return True if the log is empty now. A reader may keep it in use: call again later. PostgreSQL needs
+        nothing.
         """
         if not self.is_sqlite:
             return True
@@ -64,32 +83,48 @@ class Database:
         return not busy and pages == moved
 
     def close(self) -> None:
+        """Close all connections."""
         self.engine.dispose()
 
 
+def keyed_hash(session: Session, text: str, *, purpose: str) -> bytes:
+    """Hash a text under the deployment key of the session's database."""
+    hash_text: KeyedHash | None = session.info.get(_KEYED_HASH)
+    if hash_text is None:
+        raise RuntimeError("this session's database was opened without the deployment key")
+    return hash_text(text, purpose=purpose)
+
+
+def insert_if_absent(session: Session, table: type[Base], **values: Any) -> None:
+    """Insert a row unless one with the same key exists (INSERT … ON CONFLICT DO NOTHING)."""
+    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
+    session.execute(insert(table).values(**values).on_conflict_do_nothing())
+
+
 def _postgresql(url: str) -> Engine:
-    """What the URL itself says about its connections goes first."""
-    given = make_url(url).query
+    """Create an engine. Connection options in the URL take precedence over ours."""
+    url_options = make_url(url).query
     engine = create_engine(
         url,
         pool_pre_ping=True,
         pool_size=20,
         hide_parameters=True,
-        connect_args={name: value for name, value in _LISTENING.items() if name not in given},
+        connect_args={name: value for name, value in _KEEPALIVE_OF_CLIENT.items() if name not in url_options},
     )
 
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, _: ConnectionPoolEntry) -> None:
         with connection.cursor() as cursor:
-            cursor.execute(_LISTENING_SERVER)
+            cursor.execute(_KEEPALIVE_OF_SERVER)
         connection.commit()
+        binary_arrays.register(connection)
 
     return engine
 
 
 def _sqlite(url: str) -> Engine:
-    # The driver must not begin transactions by itself: writers need BEGIN IMMEDIATE, or two of them
-    # that both read first would end in SQLITE_BUSY without any wait.
+    # The driver must not begin transactions itself. Writers need BEGIN IMMEDIATE: two transactions that read
+    # first and write later would fail with SQLITE_BUSY at once, without waiting.
     engine = create_engine(url, hide_parameters=True, connect_args={"timeout": 30, "isolation_level": None})
 
     @event.listens_for(engine, "connect")

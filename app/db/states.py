@@ -1,9 +1,11 @@
-"""The states a noun can be in. Only `transitions` changes one."""
+"""The states, kinds and reasons that columns hold. Only `transitions` changes a state."""
 
 from enum import StrEnum
 
 
 class ModelState(StrEnum):
+    """The states of a model."""
+
     UPLOADING = "uploading"
     VALIDATING = "validating"
     READY = "ready"
@@ -12,6 +14,8 @@ class ModelState(StrEnum):
 
 
 class TaskState(StrEnum):
+    """The states of a task, which is one erasure on one model."""
+
     RECEIVED = "received"
     BATCHED = "batched"
     RUNNING = "running"
@@ -21,6 +25,8 @@ class TaskState(StrEnum):
 
 
 class BatchState(StrEnum):
+    """The states of a batch. A held one waits for a decision by its owner."""
+
     SEALED = "sealed"
     QUEUED = "queued"
     RUNNING = "running"
@@ -30,11 +36,13 @@ class BatchState(StrEnum):
     HELD = "held"
 
 
-# A model has at most one batch in these states; the rest of its requests wait.
+# A model has at most one batch in one of these states. Further requests wait for the next batch.
 OPEN_BATCH = (BatchState.SEALED, BatchState.QUEUED, BatchState.RUNNING, BatchState.PURGING, BatchState.HELD)
 
 
 class JobState(StrEnum):
+    """The states of a job: waiting to be queued, queued, running, or ended."""
+
     WAITING = "waiting"
     QUEUED = "queued"
     RUNNING = "running"
@@ -43,21 +51,27 @@ class JobState(StrEnum):
 
 
 class JobKind(StrEnum):
+    """What a job does."""
+
     REGISTER = "register"
     UNLEARN = "unlearn"
     APPEND = "append"
     EVALUATE = "evaluate"
     AUDIT = "audit"
+    ADVISE = "advise"
 
 
 class ReportKind(StrEnum):
+    """What a report is about."""
+
     EVALUATION = "evaluation"
     AUDIT = "audit"
     MEMBERSHIP = "membership"
+    ADVICE = "advice"
 
 
 class ReportState(StrEnum):
-    """Derived: a report is as far as its job."""
+    """The states of a report. They are derived from its job and not stored."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -66,35 +80,137 @@ class ReportState(StrEnum):
 
 
 class PartRole(StrEnum):
+    """What the rows of a dataset part are used for."""
+
     TRAIN = "train"
     HOLDOUT = "holdout"
 
 
 class FileKind(StrEnum):
+    """The kinds of file that belong to a model besides its dataset."""
+
     WEIGHTS = "weights"
     ANCHOR = "anchor"
+    REPRESENTATION = "representation"  # an ONNX graph
+    TOKENIZER = "tokenizer"
+
+
+# The files that hold tensors in the shape of the model's weights.
+WEIGHT_FILES = (FileKind.WEIGHTS, FileKind.ANCHOR)
+
+
+class ImportRole(StrEnum):
+    """What an imported file becomes: a dataset part, or a file of the model's representation."""
+
+    TRAIN = "train"
+    HOLDOUT = "holdout"
+    REPRESENTATION = "representation"
+    TOKENIZER = "tokenizer"
+
+
+PART_IMPORTS = (ImportRole.TRAIN, ImportRole.HOLDOUT)
 
 
 class VersionState(StrEnum):
+    """The states of a published version. The files of a purged one are deleted."""
+
     CURRENT = "current"
     SUPERSEDED = "superseded"
     PURGED = "purged"
 
 
 class SubjectOutcome(StrEnum):
+    """The result of an erasure for one person."""
+
     ERASED = "erased"
     ERASED_OUTSIDE_TRAINING = "erased_outside_training"  # rows in holdout or staged parts only
     NOT_IN_TRAINING_SET = "not_in_training_set"
 
 
 class Decision(StrEnum):
+    """What the owner of a held batch decided about its draw."""
+
     APPROVE = "approve"
     DISCARD = "discard"
 
 
+class SealReason(StrEnum):
+    """Why a batch was sealed."""
+
+    COUNT = "count"  # enough people are waiting
+    AGE = "age"  # the oldest request has waited long enough
+    DEADLINE = "deadline"  # the earliest deadline is near
+    FLUSH = "flush"  # the owner asked for it
+    APPEND = "append"  # not an erasure: new rows were added
+
+
+class BatchStep(StrEnum):
+    """The step that the running attempt at a batch is at."""
+
+    RESOLVE = "resolve"
+    SOLVE = "solve"
+    CERTIFY = "certify"
+    RELEASE = "release"
+    PURGE = "purge"
+
+
+# Steps that compute on the training rows. A failure after one of them reveals something about the rows.
+STEPS_ON_ROWS = (BatchStep.SOLVE, BatchStep.CERTIFY, BatchStep.RELEASE)
+
+
+class EventKind(StrEnum):
+    """The kinds of event in a batch's history."""
+
+    SEALED = "sealed"
+    SMALL_BATCH = "small_batch"
+    STATE = "state"
+    STEP = "step"
+    PROGRESS = "progress"
+    ALERT = "alert"
+    PUBLISHED = "published"
+    HELD = "held"
+    APPROVE = "approve"
+    DISCARD = "discard"
+    DISCARDED = "discarded"
+    RETRY = "retry"
+    FAILED = "failed"
+    COMPLETED = "completed"
+
+
+class FailureCause(StrEnum):
+    """Why an attempt failed. Metrics use the value as a label."""
+
+    SILENT = "silent"  # no heartbeat for too long
+    PROCESS_ENDED = "process_ended"  # the attempt's process died
+    OUT_OF_MEMORY = "out_of_memory"
+    DEVICE = "device"  # the configured device is not available
+    RANK = "rank"  # another rank of the job was lost or failed
+    KEY = "key"  # a key is missing, unreadable or not the one in use
+    LOG_ROLLED_BACK = "log_rolled_back"  # the database is older than a tree head seen before
+    UNEXPECTED = "unexpected"  # any other exception; the error names its type
+
+
 class HeldReason(StrEnum):
+    """Why a batch is held."""
+
     NOT_CERTIFIABLE = "not_certifiable"
     BUDGET = "budget"
     QUALITY_GATE = "quality_gate"
     CANCELLED = "cancelled"
-    UNPUBLISHED = "unpublished"  # a draw was made and could not be published; it waits, and is never redrawn
+    UNPUBLISHED = "unpublished"  # noise was drawn, but the draw could not be published; it is never redrawn
+
+
+class RefusalReason(StrEnum):
+    """Why an attempt that computed on someone's rows did not lead to a release.
+
+    Every reason to hold a batch is one, so `RefusalReason(held_reason)` is always valid.
+    """
+
+    NOT_CERTIFIABLE = "not_certifiable"
+    BUDGET = "budget"
+    QUALITY_GATE = "quality_gate"
+    CANCELLED = "cancelled"
+    UNPUBLISHED = "unpublished"
+    REJECTED = "rejected"  # the model was not accepted
+    FAILED = "failed"  # all attempts at the batch failed
+    APPEND_REFUSED = "append refused"

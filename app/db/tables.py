@@ -1,49 +1,38 @@
-"""Every table. State columns carry check constraints; ids are UUIDv7."""
+"""The tables, except those of webhooks, refused attempts and the deployment key.
+
+State columns have check constraints. Ids are UUIDv7.
+"""
 
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Text,
+    UniqueConstraint,
+    false,
+    literal_column,
+    text,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.clock import new_id, now
+from app.core.clock import new_id, now
 from app.db import states
-from app.db.holdings import DatasetImport, DatasetPart, ModelFile, Report, Suppression, Upload
 from app.db.types import Base, one_of
 
-__all__ = [
-    "ApiKey",
-    "Batch",
-    "BatchEvent",
-    "Certificate",
-    "DatasetImport",
-    "DatasetPart",
-    "Erasure",
-    "IdempotencyKey",
-    "Job",
-    "Lease",
-    "LogHead",
-    "LogNode",
-    "Model",
-    "ModelFile",
-    "OutboxMessage",
-    "Report",
-    "SignOut",
-    "SigningKeyRecord",
-    "Suppression",
-    "Task",
-    "TaskSubject",
-    "Tenant",
-    "Upload",
-    "Version",
-    "WorkerSeen",
-]
-
-_BIG = BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts up only in INTEGER keys
+_BIG = BigInteger().with_variant(Integer(), "sqlite")  # SQLite increments INTEGER keys only
 
 
 class Tenant(Base):
+    """An organisation. Models, API keys and requests belong to one."""
+
     __tablename__ = "tenants"
     id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
     name: Mapped[str] = mapped_column(String(100), unique=True)
@@ -51,6 +40,8 @@ class Tenant(Base):
 
 
 class ApiKey(Base):
+    """An API key. Only a digest of its secret is stored."""
+
     __tablename__ = "api_keys"
     id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
     tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"), index=True)
@@ -62,6 +53,8 @@ class ApiKey(Base):
 
 
 class Model(Base):
+    """A registered model, with its manifest and the report of its validation."""
+
     __tablename__ = "models"
     __table_args__ = (UniqueConstraint("tenant_id", "name"), one_of("state", states.ModelState))
     id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
@@ -72,12 +65,17 @@ class Model(Base):
     generation: Mapped[int] = mapped_column(default=0)
     report: Mapped[dict[str, Any] | None]
     reasons: Mapped[list[Any]] = mapped_column(default=list)
+    progress: Mapped[dict[str, Any] | None]
+    """How far the running registration or advice is. Null when none is running."""
     flush_requested: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[datetime] = mapped_column(default=now)
 
 
 class Job(Base):
-    """One piece of work for a worker. `token` fences: only the attempt that holds it may write."""
+    """A piece of work for a worker.
+
+    `token` is the fencing token of the current attempt. No other attempt may write on behalf of the job.
+    """
 
     __tablename__ = "jobs"
     __table_args__ = (one_of("state", states.JobState), one_of("kind", states.JobKind))
@@ -91,13 +89,17 @@ class Job(Base):
     queued_at: Mapped[datetime | None]
     heartbeat_at: Mapped[datetime | None]
     error: Mapped[str | None] = mapped_column(String(1000))
+    failure_cause: Mapped[str | None] = mapped_column(String(24))
+    """Why the latest attempt failed (`FailureCause`). `error` explains it in words."""
     created_at: Mapped[datetime] = mapped_column(default=now)
     finished_at: Mapped[datetime | None]
     traceparent: Mapped[str | None] = mapped_column(String(55))
-    """Where its spans belong (W3C Trace Context), when traces are made."""
+    """The trace that its spans belong to (W3C Trace Context), if tracing is on."""
 
 
 class OutboxMessage(Base):
+    """A queue message that is committed with the state change it announces and sent afterwards."""
+
     __tablename__ = "outbox"
     id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
     function: Mapped[str] = mapped_column(String(100))
@@ -106,11 +108,13 @@ class OutboxMessage(Base):
 
 
 class Batch(Base):
+    """Requests that are carried out together on one model. It leads to at most one new version."""
+
     __tablename__ = "batches"
     id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
     model_id: Mapped[UUID] = mapped_column(ForeignKey("models.id"))
     job_id: Mapped[UUID] = mapped_column(ForeignKey("jobs.id"), unique=True)
-    state: Mapped[str] = mapped_column(String(16), default=states.BatchState.SEALED)
+    state: Mapped[str] = mapped_column(String(16), default=states.BatchState.SEALED, index=True)
     sealed_because: Mapped[str] = mapped_column(String(16))
     policy: Mapped[dict[str, Any]]
     step: Mapped[str | None] = mapped_column(String(16))
@@ -118,6 +122,16 @@ class Batch(Base):
     records: Mapped[int | None]
     shift: Mapped[dict[str, Any] | None]
     progress: Mapped[dict[str, Any] | None]
+    attempts_started: Mapped[int] = mapped_column(default=0, server_default="0")
+    """How often an attempt has begun to run, over all retries.
+
+    The failure probability of a certificate is divided among the attempts, so this number must not depend on
+    the events that are shown to people and may be deleted.
+    """
+    rows_examined: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Whether an attempt since the last retry has computed on the training rows."""
+    cancelled: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Whether the owner cancelled the batch. A retry clears it."""
     held_reason: Mapped[str | None] = mapped_column(String(24))
     error: Mapped[str | None] = mapped_column(String(1000))
     sealed_at: Mapped[datetime] = mapped_column(default=now)
@@ -134,10 +148,11 @@ class Batch(Base):
     )
 
 
-class HeldDraw(Base):
-    """A noised checkpoint that was evaluated and awaits a decision: it is published as it is, or destroyed.
+class DrawRecord(Base):
+    """The record of a batch's draw, kept from the moment of the draw until it is published or discarded.
 
-    `decision` is what its owner said, until the worker has done it.
+    A draw is published as it is or destroyed, and never made again. `decision` is what the owner of a held
+    batch decided, until a worker has carried it out.
     """
 
     __tablename__ = "held_draws"
@@ -150,6 +165,8 @@ class HeldDraw(Base):
 
 
 class BatchEvent(Base):
+    """An entry in the history of a batch that the API shows (`EventKind`)."""
+
     __tablename__ = "batch_events"
     id: Mapped[int] = mapped_column(_BIG, primary_key=True, autoincrement=True)
     batch_id: Mapped[UUID] = mapped_column(ForeignKey("batches.id"), index=True)
@@ -158,8 +175,134 @@ class BatchEvent(Base):
     data: Mapped[dict[str, Any]]
 
 
+class DatasetPart(Base):
+    """A Parquet file of a model's own copy of its data.
+
+    It belongs to the dataset generations `first_generation` to `last_generation`. A part without a first
+    generation is staged: it was sent to a ready model and waits to be appended.
+    """
+
+    __tablename__ = "dataset_parts"
+    __table_args__ = (one_of("role", states.PartRole),)
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
+    model_id: Mapped[UUID] = mapped_column(ForeignKey("models.id"), index=True)
+    name: Mapped[str] = mapped_column(String(32))
+    role: Mapped[str] = mapped_column(String(16), default=states.PartRole.TRAIN)
+    path: Mapped[str] = mapped_column(String(500), unique=True)
+    rows: Mapped[int | None]
+    sha256: Mapped[str] = mapped_column(String(64))
+    size: Mapped[int] = mapped_column(BigInteger())
+    first_generation: Mapped[int | None]
+    last_generation: Mapped[int | None]
+    features_path: Mapped[str | None] = mapped_column(String(500), unique=True, index=True)
+    """The features file: the same rows after the model's representation. Null without a representation."""
+    features_sha256: Mapped[str | None] = mapped_column(String(64))
+    features_size: Mapped[int | None] = mapped_column(BigInteger())
+    features_of: Mapped[str | None] = mapped_column(String(64))
+    """The digest of the representation that the features were computed with."""
+
+    @property
+    def rows_path(self) -> str:
+        """The file that the model is fitted on: the features file, or the part itself."""
+        return self.path if self.features_path is None else self.features_path
+
+    @property
+    def rows_sha256(self) -> str:
+        """The digest of the file that the model is fitted on."""
+        return self.sha256 if self.features_sha256 is None else self.features_sha256
+
+
+class ModelFile(Base):
+    """A file of a model: uploaded weights until they are registered, the anchor, graph and tokenizer."""
+
+    __tablename__ = "model_files"
+    __table_args__ = (one_of("kind", states.FileKind),)
+    model_id: Mapped[UUID] = mapped_column(ForeignKey("models.id"), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16), primary_key=True)
+    path: Mapped[str] = mapped_column(String(500), unique=True)
+    sha256: Mapped[str] = mapped_column(String(64))
+    size: Mapped[int] = mapped_column(BigInteger())
+
+
+class Upload(Base):
+    """A file that is being uploaded. Its row is added before its bytes, so no stored file is ever unknown."""
+
+    __tablename__ = "uploads"
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
+    model_id: Mapped[UUID] = mapped_column(ForeignKey("models.id"), index=True)
+    target: Mapped[str] = mapped_column(String(64))
+    total: Mapped[int | None] = mapped_column(BigInteger())
+    received: Mapped[int] = mapped_column(BigInteger(), default=0)
+    touched_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class LibraryRepresentation(Base):
+    """A representation that all models of this installation may use by name. It is never changed."""
+
+    __tablename__ = "library_representations"
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
+    name: Mapped[str] = mapped_column(String(63), unique=True)
+    declaration: Mapped[dict[str, Any]]
+    graph_path: Mapped[str] = mapped_column(String(500), unique=True)
+    graph_sha256: Mapped[str] = mapped_column(String(64))
+    graph_size: Mapped[int] = mapped_column(BigInteger())
+    tokenizer_path: Mapped[str | None] = mapped_column(String(500), unique=True)
+    tokenizer_sha256: Mapped[str | None] = mapped_column(String(64))
+    tokenizer_size: Mapped[int | None] = mapped_column(BigInteger())
+    created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class DatasetImport(Base):
+    """A file that a worker will copy from another storage location. Only dataset parts have a name."""
+
+    __tablename__ = "dataset_imports"
+    __table_args__ = (UniqueConstraint("model_id", "role", "name"), one_of("role", states.ImportRole))
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
+    model_id: Mapped[UUID] = mapped_column(ForeignKey("models.id"))
+    role: Mapped[str] = mapped_column(String(16))
+    name: Mapped[str] = mapped_column(String(32))
+    uri: Mapped[str] = mapped_column(String(1000))
+
+
+class Suppression(Base):
+    """The keyed hash of an erased person, whose rows are filtered from data that is appended later.
+
+    It is kept only if the model's policy asks for it.
+    """
+
+    __tablename__ = "suppressions"
+    model_id: Mapped[UUID] = mapped_column(ForeignKey("models.id"), primary_key=True)
+    subject_hash: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+
+
+class Report(Base):
+    """An evaluation, a replay audit or a membership test of one version, or advice on the model.
+
+    Its figures carry no noise, so they are for the team that owns the model only.
+    """
+
+    __tablename__ = "reports"
+    __table_args__ = (one_of("kind", states.ReportKind),)
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
+    kind: Mapped[str] = mapped_column(String(16))
+    model_id: Mapped[UUID] = mapped_column(ForeignKey("models.id"), index=True)
+    certificate_id: Mapped[UUID | None] = mapped_column(ForeignKey("certificates.id"), index=True)
+    version: Mapped[int]
+    job_id: Mapped[UUID] = mapped_column(ForeignKey("jobs.id"), unique=True)
+    result: Mapped[dict[str, Any] | None]
+    error: Mapped[str | None] = mapped_column(String(1000))
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    completed_at: Mapped[datetime | None]
+
+
 class Erasure(Base):
+    """A request to erase one or more people, with its legal deadline. It has one task per model."""
+
     __tablename__ = "erasures"
+    __table_args__ = (
+        Index("ix_erasures_tenant_id_id", "tenant_id", "id"),
+        Index("ix_erasures_tenant_id_reference_id", "tenant_id", "reference", "id"),
+    )
     id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
     tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"), index=True)
     reference: Mapped[str | None] = mapped_column(String(200))
@@ -175,7 +318,7 @@ class Erasure(Base):
 
 
 class IdempotencyKey(Base):
-    """The answer already given to a request; key and payload are kept as keyed hashes, for a while."""
+    """The answer to a request with an `Idempotency-Key`. Key and payload are stored as keyed hashes only."""
 
     __tablename__ = "idempotency_keys"
     tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
@@ -186,6 +329,12 @@ class IdempotencyKey(Base):
     expires_at: Mapped[datetime] = mapped_column(index=True)
 
 
+def _open_task_index(name: str, *columns: str) -> Index:
+    """Return an index of the tasks that are not fulfilled, which remain few however many have ended."""
+    is_open = text("state NOT IN ('completed', 'withdrawn')")
+    return Index(name, *columns, sqlite_where=is_open, postgresql_where=is_open)
+
+
 class Task(Base):
     """One erasure on one model."""
 
@@ -194,6 +343,8 @@ class Task(Base):
         UniqueConstraint("erasure_id", "model_id"),
         one_of("state", states.TaskState),
         Index("ix_tasks_model_id_state", "model_id", "state"),
+        _open_task_index("ix_tasks_open_due_at", "due_at", "erasure_id"),
+        _open_task_index("ix_tasks_open_model_id", "model_id", "state", "due_at"),
     )
     id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
     erasure_id: Mapped[UUID] = mapped_column(ForeignKey("erasures.id"), index=True)
@@ -205,15 +356,24 @@ class Task(Base):
     created_at: Mapped[datetime] = mapped_column(default=now)
     completed_at: Mapped[datetime | None]
     receipts_until: Mapped[datetime | None] = mapped_column(index=True)
-    """Set while receipts can be had; their salts are destroyed then, or when they are acknowledged."""
+    """Until when receipts can be fetched. Their salts are destroyed then, or when they are acknowledged."""
     near_matches: Mapped[int | None]
-    """How many people in the data have nearly the identifier of someone who was not found; for the tenant."""
+    """How many people in the data have an identifier close to one that was not found. Shown to the tenant."""
+
+
+def task_is_open() -> ColumnElement[bool]:
+    """Return the condition that a task is not fulfilled, in the words of the indexes of open tasks.
+
+    The states are literals: a database uses a partial index only if it sees that the condition matches.
+    """
+    ended = (states.TaskState.COMPLETED, states.TaskState.WITHDRAWN)
+    return Task.state.not_in([literal_column(f"'{state}'") for state in ended])
 
 
 class TaskSubject(Base):
-    """The only place where an identifier lives: encrypted, and gone when its task is completed.
+    """One person of a task. Only this table holds identifiers, encrypted, until the task is completed.
 
-    Whatever could be tested against a guessed identifier is encrypted too, or a keyed hash.
+    Everything else that could confirm a guessed identifier is encrypted or a keyed hash as well.
     """
 
     __tablename__ = "task_subjects"
@@ -222,22 +382,24 @@ class TaskSubject(Base):
     ordinal: Mapped[int] = mapped_column(primary_key=True)
     identifier: Mapped[bytes | None] = mapped_column(LargeBinary())
     person: Mapped[bytes | None] = mapped_column(LargeBinary(16))
-    """A keyed hash, equal for equal identifiers of a tenant, to count people; it goes with the identifier."""
+    """A keyed hash, equal for equal identifiers of a tenant, to count people. Deleted with the identifier."""
     identifier_rule: Mapped[str | None] = mapped_column(String(16))
-    """By which rule the commitment was made; none: over the identifier as it was sent."""
+    """The normalisation rule of the commitment. Null: it is over the identifier as it was sent."""
     salt: Mapped[bytes | None] = mapped_column(LargeBinary())
-    """Encrypted (`Vault.seal_salt`)."""
+    """The salt of the commitment, encrypted (`Vault.seal_salt`)."""
     commitment: Mapped[bytes | None] = mapped_column(LargeBinary(32))
     leaf: Mapped[bytes | None] = mapped_column(LargeBinary(32))
-    """Of the erased. It stays when salt and commitment are destroyed: the receipts of others lead past it."""
+    """The Merkle leaf of an erased person. It outlives salt and commitment: other receipts' proofs use it."""
     no_data: Mapped[bytes | None] = mapped_column(LargeBinary())
-    """The signed statement for someone without rows, encrypted: it holds the salt."""
+    """The signed "no data held" statement for someone without rows, encrypted because it holds the salt."""
     log_index: Mapped[int | None] = mapped_column(BigInteger())
-    """The place of that statement in the certificate log; none: one from before they were logged."""
+    """The statement's index in the certificate log. Null for statements from before they were logged."""
     outcome: Mapped[str | None] = mapped_column(String(24))
 
 
 class Version(Base):
+    """A published version of a model. `path` is where its weights are stored."""
+
     __tablename__ = "versions"
     __table_args__ = (UniqueConstraint("model_id", "number"), one_of("state", states.VersionState))
     id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
@@ -255,11 +417,13 @@ class Version(Base):
 
 
 class Certificate(Base):
+    """A signed certificate, its evidence, and its index in the certificate log."""
+
     __tablename__ = "certificates"
     id: Mapped[UUID] = mapped_column(primary_key=True)
     model_id: Mapped[UUID] = mapped_column(ForeignKey("models.id"), index=True)
     chain_index: Mapped[int]
-    mechanism: Mapped[str] = mapped_column(String(16))
+    mechanism: Mapped[str] = mapped_column(String(16), index=True)
     envelope: Mapped[bytes] = mapped_column(LargeBinary())
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     evidence: Mapped[bytes] = mapped_column(LargeBinary())
@@ -270,7 +434,7 @@ class Certificate(Base):
 
 
 class LogNode(Base):
-    """Hash of a complete subtree of the Merkle log; level 0 are the leaves."""
+    """The hash of a complete subtree of the certificate log. Level 0 holds the leaves."""
 
     __tablename__ = "log_nodes"
     level: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -279,19 +443,19 @@ class LogNode(Base):
 
 
 class LogHead(Base):
-    """The one row that holds the newest signed tree head; whoever appends locks it first."""
+    """The newest signed tree head of the certificate log, in one row. Lock it before appending a leaf."""
 
     __tablename__ = "log_head"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     size: Mapped[int] = mapped_column(BigInteger())
     statements: Mapped[int | None] = mapped_column(BigInteger())
-    """How many leaves are "no data held" statements, which are not kept; the others are certificates."""
-    note: Mapped[str] = mapped_column(String(2000))
+    """How many leaves are "no data held" statements or heads of audit logs. All others are certificates."""
+    tree_head: Mapped[str] = mapped_column("note", String(2000))
     signed_at: Mapped[datetime] = mapped_column(default=now)
 
 
 class SigningKeyRecord(Base):
-    """Public halves only; valid for the places [valid_from, valid_until) of the log."""
+    """The public half of a signing key, valid for the indices [valid_from, valid_until) of the log."""
 
     __tablename__ = "signing_keys"
     key_id: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -302,6 +466,8 @@ class SigningKeyRecord(Base):
 
 
 class Lease(Base):
+    """A lease that lets one of several processes act at a time."""
+
     __tablename__ = "leases"
     name: Mapped[str] = mapped_column(String(50), primary_key=True)
     holder: Mapped[UUID]
@@ -309,13 +475,30 @@ class Lease(Base):
 
 
 class WorkerSeen(Base):
+    """When a worker was last seen alive."""
+
     __tablename__ = "workers"
     name: Mapped[str] = mapped_column(String(200), primary_key=True)
     seen_at: Mapped[datetime]
 
 
+class PersonSession(Base):
+    """A dashboard session of someone who signed in through the identity provider.
+
+    `subject` is a keyed pseudonym. `groups` are those that the settings mention: what they allow is looked up
+    in the settings at every request. `ends_at` is in seconds since 1970.
+    """
+
+    __tablename__ = "person_sessions"
+    nonce: Mapped[str] = mapped_column(String(24), primary_key=True)
+    subject: Mapped[str] = mapped_column(String(40))
+    name: Mapped[str] = mapped_column(String(200))
+    groups: Mapped[list[Any]]
+    ends_at: Mapped[int] = mapped_column(BigInteger)
+
+
 class SignOut(Base):
-    """A dashboard session that was left before it ended (seconds since 1970)."""
+    """A dashboard session that its user ended early. `ends_at` is in seconds since 1970."""
 
     __tablename__ = "sign_outs"
     nonce: Mapped[str] = mapped_column(String(24), primary_key=True)

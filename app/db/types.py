@@ -1,4 +1,4 @@
-"""Column types and habits shared by every table."""
+"""The base class of all tables, and the column types and constraints they share."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -12,23 +12,30 @@ from sqlalchemy.orm import DeclarativeBase
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """Aware in Python, UTC in the database; SQLite keeps no zone, so it is put back on the way out."""
+    """A datetime that is timezone-aware in Python and UTC in the database.
+
+    SQLite stores no time zone, so UTC is added when a value is read.
+    """
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Convert a value to UTC on its way to the database. Reject naive datetimes."""
         del dialect
         if value is not None and value.tzinfo is None:
-            raise ValueError("naive datetime")
+            raise ValueError("a datetime without a time zone cannot be stored")
         return None if value is None else value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Make a value read from the database timezone-aware."""
         del dialect
         return None if value is None else value.replace(tzinfo=value.tzinfo or UTC).astimezone(UTC)
 
 
 class Base(DeclarativeBase):
+    """The base class of all tables. Constraints get predictable names, which migrations rely on."""
+
     metadata = MetaData(
         naming_convention={
             "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -47,5 +54,6 @@ class Base(DeclarativeBase):
 
 
 def one_of(column: str, states: Iterable[StrEnum]) -> CheckConstraint:
+    """Return a constraint that the column holds a value of this enum."""
     values = ", ".join(f"'{state}'" for state in states)
     return CheckConstraint(f"{column} IN ({values})", name=column)

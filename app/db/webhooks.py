@@ -1,11 +1,13 @@
-"""Webhooks: who listens, what happened, and what was sent of it. Ids only: nothing here names a person.
+"""The tables of webhooks: endpoints, events, deliveries, and the notices that events are made from.
 
-A change of state leaves a notice in its own transaction: what did not happen is not told, and what happened
-is not forgotten. Whoever delivers unfolds notices into events later, when everything beside it is committed.
+Rows hold ids only. Nothing here names a person.
+
+Every state change that receivers care about adds a notice in its own transaction, so a notice exists exactly
+when the change was committed. The dispatcher later turns notices into events and deliveries.
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
@@ -13,11 +15,14 @@ from uuid import UUID
 from sqlalchemy import ForeignKey, Index, LargeBinary, String
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from app.clock import new_id, now
+from app.core.clock import new_id, now
+from app.db.states import EventKind
 from app.db.types import Base, one_of
 
 
 class EventType(StrEnum):
+    """The events that a receiver can subscribe to."""
+
     ERASURE_COMPLETED = "erasure.completed"
     ERASURE_FAILED = "erasure.failed"
     BATCH_COMPLETED = "batch.completed"
@@ -31,17 +36,32 @@ class EventType(StrEnum):
     MODEL_RETIRED = "model.retired"
 
 
-PING = "webhook.ping"  # asked for, never subscribed to
+PING = "webhook.ping"  # sent only on request, so nobody can subscribe to it
 
 
 class DeliveryState(StrEnum):
+    """The states of a delivery. A dead one is not tried again until it is replayed."""
+
     PENDING = "pending"
     DELIVERED = "delivered"
     DEAD = "dead"
 
 
+class DisabledReason(StrEnum):
+    """Why the service disabled an endpoint by itself."""
+
+    GONE = "gone"  # the receiver answered 410
+
+
+class MessageFormat(StrEnum):
+    """How the body of a message is written."""
+
+    STANDARD = "standard"
+    CLOUDEVENTS = "cloudevents"
+
+
 class NoticeKind(StrEnum):
-    """The kinds of batch event that matter outside; and what happens to models, and without a batch."""
+    """What a notice says happened: to a batch, to a model, or to an erasure outside any batch."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -56,7 +76,10 @@ class NoticeKind(StrEnum):
 
 
 class WebhookNotice(Base):
-    """The outbox: `subject_id` is a batch, a model or an erasure, as the kind says."""
+    """A state change that has not been turned into events yet.
+
+    `subject_id` is the id of a batch, a model or an erasure, depending on `kind`.
+    """
 
     __tablename__ = "webhook_notices"
     __table_args__ = (one_of("kind", NoticeKind),)
@@ -67,26 +90,34 @@ class WebhookNotice(Base):
 
 
 class WebhookEndpoint(Base):
+    """A URL that a tenant wants events posted to. Its secrets are stored encrypted."""
+
     __tablename__ = "webhook_endpoints"
     id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
     tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"), index=True)
     url: Mapped[str] = mapped_column(String(2000))
     description: Mapped[str] = mapped_column(String(200), default="")
     event_types: Mapped[list[Any]]
-    """Empty: all of them."""
+    """The event types to send. An empty list means all of them."""
     enabled: Mapped[bool] = mapped_column(default=True)
     disabled_reason: Mapped[str | None] = mapped_column(String(16))
+    """Why the service disabled the endpoint (`DisabledReason`). Null if its owner did."""
     secret: Mapped[bytes] = mapped_column(LargeBinary())
     previous_secret: Mapped[bytes | None] = mapped_column(LargeBinary())
     previous_until: Mapped[datetime | None]
+    envelope: Mapped[str] = mapped_column(
+        String(16), default=MessageFormat.STANDARD, server_default=MessageFormat.STANDARD.value
+    )
+    """How the bodies of its messages are written (`MessageFormat`)."""
     created_at: Mapped[datetime] = mapped_column(default=now)
 
-    def hears(self, kind: str) -> bool:
-        return not self.event_types or kind in self.event_types
+    def subscribes_to(self, event_type: str) -> bool:
+        """Return whether events of this type are sent to this endpoint."""
+        return not self.event_types or event_type in self.event_types
 
 
 class WebhookEvent(Base):
-    """What is told, the same to every endpoint; its id is the message's."""
+    """One message, the same for every endpoint. Receivers see its id as the message id."""
 
     __tablename__ = "webhook_events"
     id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
@@ -94,15 +125,25 @@ class WebhookEvent(Base):
     type: Mapped[str] = mapped_column(String(32))
     data: Mapped[dict[str, Any]]
     completes: Mapped[UUID | None] = mapped_column(unique=True)
-    """The erasure that this says is completed: said once, whichever of its batches ended last."""
+    """The erasure that this event reports as completed.
+
+    It is unique, so an erasure is reported once, whichever of its batches ended last.
+    """
     at: Mapped[datetime] = mapped_column(index=True)
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """The message: type, time and ids. A receiver fetches anything else through the API."""
+        at = self.at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return {"type": self.type, "timestamp": at, "data": self.data}
 
 
 class WebhookDelivery(Base):
-    """One event on its way to one endpoint.
+    """The delivery of one event to one endpoint.
 
-    `attempts` fences: only whoever began the newest attempt may say how it ended. `next_attempt_at` is also
-    the lease: a sender puts it off before it sends, and one that dies is followed by another when it is over.
+    `attempts` is a fencing token: only the sender that began the newest attempt may record how it ended.
+    `next_attempt_at` doubles as a lease: a sender moves it into the future before it sends, so if the sender
+    dies, another one takes over after the lease.
     """
 
     __tablename__ = "webhook_deliveries"
@@ -118,7 +159,7 @@ class WebhookDelivery(Base):
     state: Mapped[str] = mapped_column(String(16), default=DeliveryState.PENDING)
     attempts: Mapped[int] = mapped_column(default=0)
     tries: Mapped[int] = mapped_column(default=0)
-    """Attempts since it was last replayed: the place in the schedule."""
+    """Attempts since the delivery was created or replayed. It selects the wait before the next one."""
     status_code: Mapped[int | None]
     error: Mapped[str | None] = mapped_column(String(32))
     next_attempt_at: Mapped[datetime]
@@ -126,10 +167,25 @@ class WebhookDelivery(Base):
     ended_at: Mapped[datetime | None]
 
 
-_KINDS: Mapping[str, NoticeKind] = {str(kind): kind for kind in NoticeKind}
+# The notice that each kind of batch event adds; None if receivers are not told. Every kind is listed.
+NOTICE_OF_EVENT: Mapping[EventKind, NoticeKind | None] = {
+    EventKind.SEALED: None,
+    EventKind.SMALL_BATCH: None,
+    EventKind.STATE: None,
+    EventKind.STEP: None,
+    EventKind.PROGRESS: None,
+    EventKind.ALERT: NoticeKind.ALERT,
+    EventKind.PUBLISHED: NoticeKind.PUBLISHED,
+    EventKind.HELD: NoticeKind.HELD,
+    EventKind.APPROVE: None,
+    EventKind.DISCARD: None,
+    EventKind.DISCARDED: NoticeKind.DISCARDED,
+    EventKind.RETRY: None,
+    EventKind.FAILED: NoticeKind.FAILED,
+    EventKind.COMPLETED: NoticeKind.COMPLETED,
+}
 
 
-def note(session: Session, kind: str, subject_id: UUID, at: datetime | None = None) -> None:
-    """In the transaction of what happened; a kind that nobody outside cares for is passed over."""
-    if kind in _KINDS:
-        session.add(WebhookNotice(kind=_KINDS[kind], subject_id=subject_id, at=at or now()))
+def add_notice(session: Session, kind: NoticeKind, subject_id: UUID, at: datetime | None = None) -> None:
+    """Add a notice of a state change, in the transaction that makes the change."""
+    session.add(WebhookNotice(kind=NoticeKind(kind), subject_id=subject_id, at=at or now()))

@@ -1,4 +1,4 @@
-"""The dispatcher's work, in the traces of those who asked for it."""
+"""Spans of the dispatcher's work, in the traces of the requests it works on."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -8,15 +8,17 @@ from uuid import UUID
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.bootstrap import Services
+from app.core.tracing import MOST_LINKS, Tracer
 from app.db import transitions
-from app.db.states import TaskState
+from app.db.states import SealReason, TaskState
 from app.db.tables import Batch, Erasure, Job, Model, Task
-from app.tracing import MOST_LINKS, Tracer
+from app.services import Services
 
 
-def seal(tracer: Tracer, session: Session, model: Model, *, because: str, now: datetime) -> Batch | None:
-    """The trace of the request that waited longest goes on; the others' are linked to it."""
+def seal(
+    tracer: Tracer, session: Session, model: Model, *, because: SealReason, now: datetime
+) -> Batch | None:
+    """Seal a batch within a span that continues the oldest request's trace and links the others'."""
     waiting = _traces(session, model.id) if tracer.enabled else []
     with tracer.span("seal", parent=next(iter(waiting), None), links=waiting[1:], model=model.id) as trace:
         batch = transitions.seal(session, model, because=because, now=now)
@@ -26,7 +28,7 @@ def seal(tracer: Tracer, session: Session, model: Model, *, because: str, now: d
 
 
 def dispatch(services: Services, job_id: UUID) -> AbstractContextManager[str | None]:
-    """Around the sending of one message."""
+    """Return a span, in the job's trace, for sending its message."""
     tracer = services.tracer
     if not tracer.enabled:
         return tracer.span("dispatch")
@@ -36,7 +38,8 @@ def dispatch(services: Services, job_id: UUID) -> AbstractContextManager[str | N
 
 
 def _traces(session: Session, model_id: UUID) -> Sequence[str]:
-    found = session.scalars(
+    """Return the traces of the requests that wait for a batch, oldest first."""
+    traces = session.scalars(
         select(Erasure.traceparent)
         .join(Task, Task.erasure_id == Erasure.id)
         .where(
@@ -48,4 +51,4 @@ def _traces(session: Session, model_id: UUID) -> Sequence[str]:
         .order_by(Erasure.id)
         .limit(MOST_LINKS)
     )
-    return [trace for trace in found if trace is not None]
+    return [trace for trace in traces if trace is not None]

@@ -1,4 +1,4 @@
-"""Every error leaves as RFC 9457 problem+json; none repeats what the caller sent."""
+"""Turns every error into RFC 9457 `application/problem+json`. No answer repeats what the caller sent."""
 
 import sqlite3
 from functools import lru_cache
@@ -14,37 +14,46 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from app import errors, logs
-from app.storage import StorageAway
+from app.core import logging
+from app.core.storage import StorageUnavailable
+from app.gateway import errors
+from lethe.certificate.validation import validation_message
 
-log = logs.get("gateway")
+log = logging.get_logger("gateway")
 _BY_STATUS: dict[int, type[errors.ServiceError]] = {
     404: errors.NotFound,
     405: errors.MethodNotAllowed,
     413: errors.BodyTooLarge,
 }
+# The framework's own wording for paths and methods that no endpoint handles.
+_DETAILS = {
+    "Not Found": "There is no endpoint at this path. See /docs for the endpoints.",
+    "Method Not Allowed": "The endpoint at this path does not support this method. See /docs.",
+}
 
-
-# Messages that would repeat what was sent.
-_MESSAGES = {"extra_forbidden": "unknown field", "union_tag_invalid": "unknown kind"}
+_SHOWN_ERRORS, _SUMMARISED_ERRORS = 50, 5
 
 
 class Problem(JSONResponse):
+    """A problem document as an HTTP response."""
+
     media_type = "application/problem+json"
 
 
 def install(app: FastAPI) -> None:
+    """Register a handler for every exception that may leave an endpoint."""
     app.add_exception_handler(errors.ServiceError, _service_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(OperationalError, _database_error)
     app.add_exception_handler(IntegrityError, _integrity_error)
-    app.add_exception_handler(StorageAway, _storage_error)
-    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(StorageUnavailable, _storage_error)
+    app.add_exception_handler(ClientDisconnect, _client_disconnected)
     app.add_exception_handler(Exception, _unexpected)
 
 
 def respond(request: Request, error: errors.ServiceError) -> Problem:
+    """Return `error` as a response. Its `instance` holds the request id."""
     request_id = getattr(request.state, "request_id", "")
     document = error.problem(instance=f"urn:lethe:request:{request_id}" if request_id else "")
     return Problem(document, status_code=error.status, headers=error.headers)
@@ -58,45 +67,43 @@ async def _service_error(request: Request, error: Exception) -> Problem:
 async def _validation_error(request: Request, error: Exception) -> Problem:
     assert isinstance(error, RequestValidationError)
     names = _names(request.app)
-    found = [
-        {"at": _pointer(e["loc"], names), "message": _MESSAGES.get(e["type"], e["msg"]), "type": e["type"]}
-        for e in error.errors()[:50]
+    fields = [
+        {"at": _pointer(e["loc"], names), "message": validation_message(e), "type": e["type"]}
+        for e in error.errors()[:_SHOWN_ERRORS]
     ]
-    return respond(
-        request, errors.InvalidRequest("; ".join(f"{e['at']}: {e['message']}" for e in found[:5]), found)
-    )
+    summary = "; ".join(f"{field['at']}: {field['message']}" for field in fields[:_SUMMARISED_ERRORS])
+    return respond(request, errors.InvalidRequest(summary, fields))
 
 
 async def _http_error(request: Request, error: Exception) -> Problem:
     assert isinstance(error, HTTPException)
-    known = _BY_STATUS.get(error.status_code)
+    known, headers = _BY_STATUS.get(error.status_code), dict(error.headers or {})
     if known is not None:
-        return respond(request, known(error.detail, headers=dict(error.headers or {})))
-    other = errors.ServiceError(error.detail, headers=dict(error.headers or {}))
+        return respond(request, known(_DETAILS.get(error.detail, error.detail), headers=headers))
+    other = errors.ServiceError(error.detail, headers=headers)
     other.status, other.title = error.status_code, error.detail
     return respond(request, other)
 
 
 async def _database_error(request: Request, error: Exception) -> Problem:
     log.error("database unavailable", kind=type(error).__name__)
-    return respond(
-        request, errors.Unavailable("The database cannot be reached.", headers={"Retry-After": "5"})
-    )
+    detail = "The database cannot be reached. Try again in a few seconds."
+    return respond(request, errors.Unavailable(detail, headers={"Retry-After": "5"}))
 
 
 async def _storage_error(request: Request, error: Exception) -> Problem:
     log.error("storage unavailable", kind=type(error).__name__)
-    return respond(
-        request, errors.Unavailable("The storage cannot be reached.", headers={"Retry-After": "5"})
-    )
+    detail = "The file storage cannot be reached. Try again in a few seconds."
+    return respond(request, errors.Unavailable(detail, headers={"Retry-After": "5"}))
 
 
 async def _integrity_error(request: Request, error: Exception) -> Problem:
-    """Someone else was faster to take what may exist once; anything else is ours to mend."""
+    """Answer 409 if another request created the same unique row first. Anything else is a bug of ours."""
     assert isinstance(error, IntegrityError)
     if not _is_duplicate(error.orig):
         return await _unexpected(request, error)
-    return respond(request, errors.Conflict("Another request was faster; look again."))
+    detail = "Another request changed the same resource first. Fetch its current state, then decide."
+    return respond(request, errors.Conflict(detail))
 
 
 def _is_duplicate(cause: BaseException | None) -> bool:
@@ -105,25 +112,29 @@ def _is_duplicate(cause: BaseException | None) -> bool:
     return isinstance(cause, psycopg.errors.UniqueViolation)
 
 
-async def _gone(_: Request, __: Exception) -> Response:
-    """Nobody reads this answer; its status is for the log, as other servers have it."""
+async def _client_disconnected(_: Request, __: Exception) -> Response:
+    """Return nginx's status for a client that left. Nobody receives it, but the log line shows it."""
     return Response(status_code=499)
 
 
 async def _unexpected(request: Request, error: Exception) -> Problem:
-    log.error("unexpected error", kind=type(error).__name__, where=logs.where(error.__traceback__))
-    return respond(request, errors.ServiceError("Something went wrong; the request id finds it in the log."))
+    log.error("unexpected error", kind=type(error).__name__, where=logging.where(error.__traceback__))
+    detail = (
+        "Something went wrong on the server. Give the operator the request id in `instance`: it is in "
+        "the log."
+    )
+    return respond(request, errors.ServiceError(detail))
 
 
 def _pointer(location: tuple[Any, ...], names: frozenset[str]) -> str:
-    """As far as it consists of our own words: a name that the caller made up may be a person's."""
+    """Return the path of a field, cut off at the first name that is not ours: it might be a person's."""
     known = takewhile(lambda step: isinstance(step, int) or step in names, location)
     return "/".join(str(step) for step in known)
 
 
 @lru_cache(maxsize=8)
 def _names(app: FastAPI) -> frozenset[str]:
-    """Every name that occurs in the description of the service: places, parameters, fields."""
+    """Return every name in the OpenAPI document: locations, parameters and fields."""
     names = {"body", "query", "path", "header"}
 
     def collect(part: Any) -> None:

@@ -1,4 +1,4 @@
-"""What surrounds every request: an id, one log line, metrics, a limit on the body. Pure ASGI."""
+"""Middleware around every request, as plain ASGI: request id, log line, metrics, body size limit."""
 
 import re
 import time
@@ -11,37 +11,42 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app import logs
-from app.clock import new_id
-from app.settings import Settings
+from app.core import logging
+from app.core.clock import new_id
+from app.core.settings import Settings
+from app.gateway.metrics.catalogue import Metric
 
-log = logs.get("gateway")
+log = logging.get_logger("gateway")
 BULK = ("POST", "/v1/erasures/bulk")
+FORM_WITH_FILE = re.compile(r"/erasures/new|/models/[^/]+/files")  # pages of the dashboard
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Metrics:
+    """The Prometheus metrics of HTTP requests."""
+
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        labels = ("method", "route", "status")
-        self.requests = Counter("lethe_http_requests", "Answered requests.", labels, registry=self.registry)
-        self.seconds = Histogram(
-            "lethe_http_request_seconds", "Time to answer.", ("method", "route"), registry=self.registry
-        )
+        self.requests = Counter(*Metric.HTTP_REQUESTS.value, registry=self.registry)
+        self.seconds = Histogram(*Metric.HTTP_REQUEST_SECONDS.value, registry=self.registry)
 
 
-class Surround:
-    """Request id in and out, one log line and one count per request; the route, never the raw path."""
+class RequestContext:
+    """Gives each request an id, writes one log line for it and counts it.
+
+    Logs and metrics hold the route template, never the raw path, which may contain names.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request. The caller's `X-Request-ID` is used if it is well formed."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else str(new_id())
+        requested = Headers(scope=scope).get("x-request-id", "")
+        request_id = requested if _REQUEST_ID.fullmatch(requested) else str(new_id())
         scope.setdefault("state", {})["request_id"] = request_id
         started, status = time.perf_counter(), 500
 
@@ -56,40 +61,52 @@ class Surround:
             try:
                 await self.app(scope, receive, tagged_send)
             finally:
-                self._account(scope, status, time.perf_counter() - started)
+                self._record(scope, status, time.perf_counter() - started)
 
-    def _account(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
+    def _record(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
-        method = scope["method"] if scope["method"] in METHODS else "other"  # a label grows with no caller
+        # Unknown methods share one label: callers must not be able to create new time series.
+        method = scope["method"] if scope["method"] in METHODS else "other"
         self.metrics.requests.labels(method, route, status).inc()
         self.metrics.seconds.labels(method, route).observe(seconds)
         log.info("request", method=method, route=route, status=status, ms=round(seconds * 1e3, 2))
 
 
 class BodyLimit:
-    """Files come by PUT or in bulk and have their own limit; every other body is JSON.
+    """Limits the size of request bodies.
 
-    JSON is read into memory before anyone asks who sends it, so the larger limit is for those two alone.
+    Files arrive by `PUT`, at the bulk endpoint or in a form of the dashboard and have the larger limit: they
+    are never in memory as a whole. Every other body is JSON or a short form, which may be read into memory
+    before the caller is authenticated, so its limit is small.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app, self.settings = app, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request. Answer 413 as soon as the declared or received size exceeds the limit."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        is_file = scope["method"] == "PUT" or (scope["method"], scope["path"]) == BULK
-        limit = self.settings.max_upload_bytes if is_file else self.settings.max_body_bytes
-        declared = Headers(scope=scope).get("content-length", "")
-        announced = int(declared) if declared.isdecimal() else 0
-        seen = 0
+        limit = self.settings.max_upload_bytes if _carries_file(scope) else self.settings.max_body_bytes
+        header = Headers(scope=scope).get("content-length", "")
+        declared = int(header) if header.isdecimal() else 0
+        received = 0
 
         async def limited_receive() -> Message:
-            nonlocal seen
+            nonlocal received
             message = await receive()
-            seen += len(message.get("body", b""))
-            if max(seen, announced) > limit:
-                raise HTTPException(413, f"At most {limit} bytes are taken here.")
+            received += len(message.get("body", b""))
+            if max(received, declared) > limit:
+                raise HTTPException(413, f"This endpoint accepts at most {limit} bytes. Send a smaller body.")
             return message
 
         return await self.app(scope, limited_receive, send)
+
+
+def _carries_file(scope: Scope) -> bool:
+    method, path = scope["method"], scope["path"]
+    return (
+        method == "PUT"
+        or (method, path) == BULK
+        or (method == "POST" and FORM_WITH_FILE.fullmatch(path) is not None)
+    )

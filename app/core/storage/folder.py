@@ -1,4 +1,4 @@
-"""Files in a folder, or on whatever else fsspec can reach that is able to rename."""
+"""Files in a folder, or in any other file system of fsspec that can rename files."""
 
 import os
 from collections.abc import Iterable
@@ -7,76 +7,88 @@ from typing import IO
 
 import fsspec
 
-from app.clock import new_id
-from app.storage import DRAFT
+from app.core.clock import new_id
+from app.core.storage import DRAFT
 
 
 class Folder:
+    """The files below one folder, as `Files`."""
+
     def __init__(self, url: str) -> None:
+        """Use the folder at a URL. It is created on the first write."""
         self._files, root = fsspec.core.url_to_fs(url, auto_mkdir=True)
         self._root = str(root).rstrip("/")
 
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
-        """A draft lies beside its target: whoever sweeps that folder finds what a killed process left."""
+        """Write a draft beside the target and rename it.
+
+        If the process is killed, the draft is found by the next sweep of that folder.
+        """
         target, draft = self._full(path), self._full(f"{path}.{new_id().hex}{DRAFT}")
         try:
             with self._files.open(draft, "wb") as file:
                 for chunk in chunks:
                     file.write(chunk)
-                _settle(file)
+                _flush(file)
             self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
             self._files.mv(draft, target)
-            self._settle_names(target)
+            self._flush_names(target)
         except BaseException:
             if self._files.exists(draft):
                 self._files.rm_file(draft)
             raise
 
     def open(self, path: str) -> IO[bytes]:
+        """Open a file for reading and seeking. Raise `FileNotFoundError` if there is none."""
         file: IO[bytes] = self._files.open(self._full(path), "rb")
         return file
 
     def exists(self, path: str) -> bool:
+        """Return whether there is a file or folder with this path."""
         return bool(self._files.exists(self._full(path)))
 
     def list(self, prefix: str) -> Iterable[str]:
+        """Return the files at or below `prefix`, including drafts."""
         full = self._full(prefix)
         if not self._files.exists(full):
             return []
-        return [str(found)[len(self._root) + 1 :] for found in self._files.find(full)]
+        return [str(path)[len(self._root) + 1 :] for path in self._files.find(full)]
 
-    def delete(self, path: str) -> None:
-        full = self._full(path)
-        if self._files.exists(full):
-            self._files.rm(full, recursive=True)
-            self._settle_names(full)
+    def delete(self, *paths: str) -> None:
+        """Delete files or folders, then flush their names to disk together. Skip what does not exist."""
+        deleted = []
+        for full in map(self._full, paths):
+            if self._files.exists(full):
+                self._files.rm(full, recursive=True)
+                deleted.append(full)
+        self._flush_names(*deleted)
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{path}"
 
-    def _settle_names(self, full: str) -> None:
-        """A name that appears or goes is on disk before SQL says so: it is an entry of its folder.
+    def _flush_names(self, *names: str) -> None:
+        """Flush the folders that hold these names to disk, so that SQL never gets ahead of the file system.
 
-        The folders above are settled too, as far as the root: each may have been made for this one.
+        A name is an entry of its folder. The folders above it, up to the root, are flushed too, because each
+        may have been created for this file.
         """
         if "file" not in self._files.protocol:
             return
-        folder = Path(full).parent
-        while True:
-            if folder.is_dir():
-                _sync(folder)
-            if folder == Path(self._root) or folder == folder.parent:
-                return
-            folder = folder.parent
+        root = Path(self._root)
+        folders = {folder for name in names for folder in Path(name).parents}
+        for folder in sorted(folders, key=lambda folder: len(folder.parts), reverse=True):
+            if folder.is_relative_to(root) and folder.is_dir():
+                _flush_folder(folder)
 
 
 def open_file(uri: str) -> IO[bytes]:
+    """Open any file that fsspec can reach for reading."""
     files, path = fsspec.core.url_to_fs(uri)
     file: IO[bytes] = files.open(path, "rb")
     return file
 
 
-def _sync(folder: Path) -> None:
+def _flush_folder(folder: Path) -> None:
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -84,8 +96,8 @@ def _sync(folder: Path) -> None:
         os.close(opened)
 
 
-def _settle(file: IO[bytes]) -> None:
-    """A local file must be on disk before SQL says that it exists."""
+def _flush(file: IO[bytes]) -> None:
+    """Flush a local file to disk, before SQL says that it exists."""
     file.flush()
     if "file" in getattr(getattr(file, "fs", None), "protocol", ()):
         os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""Secrets and signatures of Standard Webhooks: HMAC-SHA256 over `id.timestamp.body`, base64, version v1."""
+"""Secrets and signatures of Standard Webhooks, version v1: HMAC-SHA256 over `id.timestamp.body`."""
 
 import base64
 import hashlib
@@ -12,19 +12,22 @@ PREFIX = "whsec_"
 
 
 def new_secret() -> str:
-    """256 random bits; the convention asks for 192 to 512."""
+    """Return a new secret of 256 random bits. The specification asks for 192 to 512."""
     return PREFIX + base64.b64encode(os.urandom(32)).decode()
 
 
 def message_id(event_id: UUID) -> str:
-    """The same at every attempt and replay: by it a receiver knows what it has seen."""
+    """Return the message id of an event. It never changes, so receivers can recognise duplicates."""
     return f"msg_{event_id.hex}"
 
 
 def signed_headers(
     secrets: Sequence[str], event_id: UUID, *, body: bytes, sent_at: datetime
 ) -> dict[str, str]:
-    """One signature per secret, so that a receiver may know the old one or the new one."""
+    """Return the headers of a message, with one signature per secret.
+
+    While a secret is being replaced, a receiver may know the old one or the new one.
+    """
     identifier, timestamp = message_id(event_id), str(int(sent_at.timestamp()))
     signed = f"{identifier}.{timestamp}.".encode() + body
     return {

@@ -1,5 +1,7 @@
-"""Where a webhook may go. A tenant names the target, and the request leaves from inside our network: so the
-name is resolved once, every address it has must be allowed, and the connection is made to one of just these.
+"""The check that a webhook may be sent to a URL.
+
+A tenant chooses the URL, and the request is sent from inside the operator's network. So the host name is
+resolved once, each of its addresses must be allowed, and the connection is made to one of exactly these.
 """
 
 import re
@@ -15,19 +17,19 @@ Resolve = Callable[[str, int], Sequence[str]]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 MOST_ADDRESSES = 4
-WELL_KNOWN_PORTS = (80, 443)  # below 1024 nothing else speaks HTTP: mail, shells, name servers do not
+WELL_KNOWN_PORTS = (80, 443)  # all other ports below 1024 belong to services that do not speak HTTP
 
-# Never, even where private addresses are allowed: the metadata services of clouds hand out credentials.
+# Never allowed, even if private addresses are: metadata services of clouds hand out credentials.
 _METADATA = frozenset(
     map(
         ip_address,
         ("169.254.169.254", "fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16"),
     )
 )
-# IPv6 that carries an IPv4 address inside, or that is no place on the internet, within 2000::/3.
+# Within 2000::/3: IPv6 networks that embed an IPv4 address or are not part of the internet.
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _ODD_V6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
-# What Python's tables of some releases call global.
+# Networks that some Python releases wrongly call global.
 _ODD_V4 = tuple(map(ip_network, ("100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15")))
 _INTRANET = tuple(
     map(
@@ -41,22 +43,27 @@ _INTRANET = tuple(
 
 
 class TargetRefused(Exception):
-    """The message may be shown to whoever registered the URL."""
+    """Raised when a webhook may not be sent to a URL. The message may be shown to the tenant."""
 
 
 @dataclass(frozen=True)
 class Target:
+    """A URL that has passed the checks that need no name lookup."""
+
     url: httpx.URL
     host: str
     port: int
 
     def at(self, address: Address) -> httpx.URL:
-        """The same request, to this address and no other."""
+        """Return the URL with the host replaced by this address."""
         return self.url.copy_with(host=str(address))
 
 
 def parse(url: str, *, intranet: bool) -> Target:
-    """What can be said without asking a name server; by the parser that will also send."""
+    """Check everything about a URL that needs no name lookup. Raise `TargetRefused` if it is not allowed.
+
+    The URL is parsed by the library that also sends, so that both read it in the same way.
+    """
     try:
         parsed = httpx.URL(url)
         host = parsed.raw_host.decode("ascii")
@@ -66,35 +73,41 @@ def parse(url: str, *, intranet: bool) -> Target:
         raise TargetRefused("The URL must begin with https://.")
     literal = _literal(host)
     if literal is None and not _NAME.fullmatch(host):
-        raise TargetRefused("The URL names no host.")
+        raise TargetRefused("The URL has no valid host name.")
     if parsed.userinfo:
-        raise TargetRefused("The URL must not hold credentials; messages are signed.")
+        raise TargetRefused(
+            "The URL must not contain credentials. Verify the signature of each message instead."
+        )
     if parsed.fragment:
         raise TargetRefused("The URL must not have a fragment.")
     port = parsed.port if parsed.port is not None else 443 if parsed.scheme == "https" else 80
     if not (port in WELL_KNOWN_PORTS or 1024 <= port <= 65535):
         raise TargetRefused("The port must be 80, 443, or 1024 and above.")
     if literal is not None and not is_allowed(literal, intranet=intranet):
-        raise TargetRefused("The address is not one that webhooks may be sent to.")
+        raise TargetRefused("Webhooks may not be sent to this address.")
     return Target(parsed, host, port)
 
 
 def addresses(target: Target, *, intranet: bool, resolve: Resolve) -> list[Address]:
-    """Resolved here, once. One address that is not allowed refuses the name.
+    """Resolve the host once and return its addresses. Raise `TargetRefused` if one of them is not allowed.
 
-    Whether a name is unknown or leads inside is not told apart: that would map our network for a stranger.
+    An unknown name and one with a private address get the same message. Otherwise a stranger could use it to
+    map the operator's network.
     """
     try:
-        found = [ip_address(text) for text in resolve(target.host, target.port)]
+        resolved = [ip_address(text) for text in resolve(target.host, target.port)]
     except (OSError, ValueError, UnicodeError):
-        found = []
-    if not found or not all(is_allowed(address, intranet=intranet) for address in found):
+        resolved = []
+    if not resolved or not all(is_allowed(address, intranet=intranet) for address in resolved):
         raise TargetRefused("The host has no address that webhooks may be sent to.")
-    return list(dict.fromkeys(found))[:MOST_ADDRESSES]
+    return list(dict.fromkeys(resolved))[:MOST_ADDRESSES]
 
 
 def is_allowed(address: Address, *, intranet: bool) -> bool:
-    """Public addresses; with `intranet` also private ones, this machine's, and those of carriers."""
+    """Return whether webhooks may be sent to an address.
+
+    Public addresses are allowed. With `intranet`, private, loopback and carrier-grade NAT addresses are too.
+    """
     if address in _METADATA:
         return False
     if intranet and any(address in network for network in _INTRANET):
@@ -107,12 +120,13 @@ def is_allowed(address: Address, *, intranet: bool) -> bool:
 
 
 def system_resolver(host: str, port: int) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    return [str(entry[4][0]) for entry in found]
+    """Resolve a host name with the system's resolver."""
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    return [str(entry[4][0]) for entry in entries]
 
 
 def _literal(host: str) -> Address | None:
-    """An address written as one. Spellings that only a resolver understands are found when it is asked."""
+    """Return the address if the host is a literal one. Odd spellings are left to the resolver."""
     try:
         return ip_address(host)
     except ValueError:

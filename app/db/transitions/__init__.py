@@ -1,9 +1,12 @@
-"""Every change of state of a model, job, batch and task, for the gateway, the dispatcher and the worker.
+"""Every state change of a model, version, job, batch, task or webhook delivery, in one package.
 
-A job is what a worker does; a batch's state follows its job's. Each attempt at a job carries a fencing
-token: whoever writes on behalf of an attempt calls `fence` first, in the same transaction, and loses when
-a later attempt has begun. A message may arrive twice or never: `claim` lets exactly one through, and the
-dispatcher sends again what was not claimed. Where both are locked, the job's row comes before its batch's.
+The gateway, the dispatcher and the worker all change states through these functions.
+
+A job is a piece of work for a worker, and a batch's state follows that of its job. Every attempt at a job has
+a fencing token. Code that writes on behalf of an attempt calls `fence` first, in the same transaction;
+`fence` raises if a later attempt has begun. A queue message may arrive twice or never: `claim` succeeds for
+exactly one delivery of it, and the dispatcher sends unclaimed messages again. Code that locks both rows locks
+the job before its batch.
 """
 
 from app.db.transitions.attempts import (
@@ -13,6 +16,7 @@ from app.db.transitions.attempts import (
     cancel,
     claim,
     dispatch,
+    hand_back,
     has_drawn,
     is_claimable,
     was_cancelled,
@@ -32,29 +36,34 @@ from app.db.transitions.batches import (
     start_append,
     waiting_requests,
     waiting_subjects,
+    waiting_subjects_by_model,
 )
-from app.db.transitions.draining import hand_back
+from app.db.transitions.deliveries import end_delivery, replay_deliveries
 from app.db.transitions.jobs import (
-    FUNCTION,
+    RUN,
     TokenLost,
     announce,
+    change_jobs,
     create_job,
     fence,
     finish_job,
     heartbeat,
-    holds,
+    owns_job,
 )
 from app.db.transitions.models import (
     accept_model,
     complete_unreached,
+    publish_version,
+    purge_versions,
     reject_model,
     retire_model,
     start_validation,
 )
+from app.db.transitions.tasks import withdraw_tasks
 
 __all__ = [
-    "FUNCTION",
     "LONGEST_BACKOFF",
+    "RUN",
     "TokenLost",
     "accept_model",
     "add_event",
@@ -64,6 +73,7 @@ __all__ = [
     "batch_purging",
     "batch_step",
     "cancel",
+    "change_jobs",
     "claim",
     "complete_batch",
     "complete_unreached",
@@ -71,6 +81,7 @@ __all__ = [
     "decide",
     "discarded",
     "dispatch",
+    "end_delivery",
     "fence",
     "finish_job",
     "hand_back",
@@ -78,10 +89,13 @@ __all__ = [
     "has_open_batch",
     "heartbeat",
     "hold_batch",
-    "holds",
     "is_claimable",
+    "owns_job",
+    "publish_version",
+    "purge_versions",
     "refuse_append",
     "reject_model",
+    "replay_deliveries",
     "retire_model",
     "retry",
     "seal",
@@ -89,5 +103,7 @@ __all__ = [
     "start_validation",
     "waiting_requests",
     "waiting_subjects",
+    "waiting_subjects_by_model",
     "was_cancelled",
+    "withdraw_tasks",
 ]

@@ -1,4 +1,4 @@
-"""Attempts at a job, and what follows from them for its batch or model."""
+"""State changes of jobs by attempts, and their effect on the job's batch or model."""
 
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -6,10 +6,20 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, and_, delete, select, update
 from sqlalchemy.orm import Session
 
-from app.clock import new_id
+from app.core.clock import new_id
 from app.db import refusals
-from app.db.states import BatchState, HeldReason, JobKind, JobState, TaskState
-from app.db.tables import Batch, HeldDraw, Job, Model, OutboxMessage, Task
+from app.db.states import (
+    BatchState,
+    BatchStep,
+    EventKind,
+    FailureCause,
+    HeldReason,
+    JobKind,
+    JobState,
+    RefusalReason,
+    TaskState,
+)
+from app.db.tables import Batch, DrawRecord, Job, Model, OutboxMessage, Task
 from app.db.transitions.batches import add_event, hold_batch, refuse_append
 from app.db.transitions.jobs import announce
 from app.db.transitions.models import reject_model
@@ -20,7 +30,7 @@ CANCELLED = "cancelled by its owner"
 
 
 def dispatch(session: Session, job: Job, now: datetime) -> None:
-    """waiting → queued: a new attempt with a new token, announced through the outbox."""
+    """waiting → queued: begin a new attempt with a new token, and announce it through the outbox."""
     job.state, job.attempt, job.token, job.queued_at = JobState.QUEUED, job.attempt + 1, new_id(), now
     job.heartbeat_at = None
     _follow(session, job, BatchState.QUEUED, now)
@@ -28,12 +38,12 @@ def dispatch(session: Session, job: Job, now: datetime) -> None:
 
 
 def is_claimable(session: Session, job_id: UUID, token: UUID) -> bool:
-    """Whether a claim would be granted now."""
+    """Return whether `claim` would succeed now."""
     return session.scalar(select(Job.id).where(_claimable(job_id, token))) is not None
 
 
 def claim(session: Session, job_id: UUID, token: UUID, now: datetime) -> bool:
-    """queued → running, for exactly one of any number of deliveries of one message."""
+    """queued → running. Return True for exactly one of any number of deliveries of the same message."""
     won = session.execute(
         update(Job)
         .where(_claimable(job_id, token))
@@ -51,72 +61,98 @@ def _claimable(job_id: UUID, token: UUID) -> ColumnElement[bool]:
 
 
 def attempt_failed(
-    session: Session, job: Job, *, error: str, now: datetime, max_attempts: int, backoff: float
+    session: Session,
+    job: Job,
+    *,
+    cause: FailureCause,
+    error: str,
+    now: datetime,
+    max_attempts: int,
+    backoff: float,
 ) -> None:
-    """running → waiting with backoff, or failed when the attempts are used up.
+    """running → waiting, to be retried after a backoff, or failed once `max_attempts` are used up.
 
-    A batch that is purging never fails: its version is published, so the clean-up is tried until it succeeds.
+    A batch that is purging never fails: its version is published, so the purge is retried until it succeeds.
+    A batch whose noise is drawn is held instead of failed, because a draw that exists must be accounted for.
     """
-    job.token, job.error = None, error[:1000]
+    job.token, job.error, job.failure_cause = None, error[:1000], FailureCause(cause)
     session.execute(delete(OutboxMessage).where(OutboxMessage.job_id == job.id))
     if job.attempt < max_attempts or _is_published(session, job):
         job.state, job.run_after = JobState.WAITING, now + backoff_after(job.attempt, backoff)
         _follow(session, job, BatchState.SEALED, now)
         return
     job.state, job.finished_at = JobState.FAILED, now
-    if _holds_draw(session, job):
+    if _has_draw_record(session, job):
         _hold_unpublished(session, job, now)
     elif job.kind == JobKind.REGISTER:
         reject_model(session, session.get_one(Model, job.model_id), [f"validation failed: {job.error}"])
-    elif job.kind in BATCH_JOBS:  # a report is as far as its job: there is nothing to tell it
+    elif job.kind == JobKind.ADVISE:
+        session.get_one(Model, job.model_id).progress = None
+    elif job.kind in BATCH_JOBS:  # a report has no state of its own: it follows its job
         _fail_batch(session, job)
 
 
+def hand_back(session: Session, job: Job, now: datetime) -> None:
+    """running → waiting, due at once. The attempt does not count: replacing a worker is not a failure."""
+    session.execute(delete(OutboxMessage).where(OutboxMessage.job_id == job.id))
+    job.state, job.token, job.run_after, job.attempt = JobState.WAITING, None, now, job.attempt - 1
+    _follow(session, job, BatchState.SEALED, now)
+
+
 def backoff_after(attempt: int, first: float) -> timedelta:
-    """Doubles from attempt to attempt, up to a limit."""
-    doublings = min(attempt - 1, 30)  # attempts at a clean-up are not counted out, and 2.0**1024 overflows
+    """Return the wait after this attempt: `first` seconds, doubled with each attempt, up to a limit."""
+    doublings = min(attempt - 1, 30)  # a purge is retried without limit, and 2.0**1024 overflows
     return min(timedelta(seconds=min(first, 300.0) * 2.0**doublings), LONGEST_BACKOFF)
 
 
 def cancel(session: Session, job: Job, batch: Batch, now: datetime) -> None:
-    """waiting, queued or running → done, by its owner; the job's row is locked, as by whoever works on it.
+    """waiting, queued or running → done, on the owner's request. The caller holds the lock on the job's row.
 
-    An attempt under way loses its token with this and can write nothing any more. The requests stay open: a
-    held batch is tried again when its owner says so. An append ends at once, and its parts stay staged.
+    A running attempt loses its token and can write nothing more. The batch is held, and its requests stay
+    open until the owner retries it. An append fails instead, and its parts stay staged.
     """
     session.execute(delete(OutboxMessage).where(OutboxMessage.job_id == job.id))
-    job.state, job.finished_at, job.token, job.error = JobState.DONE, now, None, None
+    job.state, job.finished_at, job.token = JobState.DONE, now, None
+    job.error = job.failure_cause = None
     batch.step = batch.progress = None
     if job.kind == JobKind.APPEND:
-        refuse_append(session, batch, CANCELLED, now)
+        refuse_append(session, batch, CANCELLED, now, cancelled=True)
     else:
         hold_batch(session, batch, HeldReason.CANCELLED, CANCELLED, now)
 
 
 def has_drawn(session: Session, batch: Batch) -> bool:
-    """Also while an attempt is at the step that draws: what it has drawn is recorded a moment later."""
-    if batch.state == BatchState.RUNNING and batch.step == "release":
+    """Return whether noise has been drawn for the batch.
+
+    An attempt that is at the release step counts as well: it records its draw a moment later.
+    """
+    if batch.state == BatchState.RUNNING and batch.step == BatchStep.RELEASE:
         return True
-    return session.get(HeldDraw, batch.id) is not None
+    return session.get(DrawRecord, batch.id) is not None
 
 
 def was_cancelled(session: Session, job_id: UUID) -> bool:
-    """Until it is tried again."""
+    """Return whether the job's batch was cancelled by its owner and not retried since."""
     ended = Batch.state.in_((BatchState.HELD, BatchState.FAILED))
-    found = select(Batch.id).where(Batch.job_id == job_id, Batch.error == CANCELLED, ended)
-    return session.scalar(found) is not None
+    cancelled = select(Batch.id).where(Batch.job_id == job_id, Batch.cancelled, ended)
+    return session.scalar(cancelled) is not None
 
 
 def _follow(session: Session, job: Job, state: BatchState, now: datetime) -> None:
-    """A batch that is purging stays so: its model is published, only the clean-up is tried again."""
+    """Let the job's batch, if it has one, follow into `state`.
+
+    A batch that is purging stays so: its version is published, and only the purge is retried.
+    """
     batch = session.scalar(select(Batch).where(Batch.job_id == job.id))
     if batch is None:
         return
     if batch.state != BatchState.PURGING:
         batch.state = state
-        if state != BatchState.RUNNING:  # nobody is at any step now
+        if state == BatchState.RUNNING:
+            batch.attempts_started += 1
+        else:  # no attempt is running, so none is at a step
             batch.step = batch.progress = None
-        add_event(session, batch.id, "state", {"state": state, "attempt": job.attempt}, now)
+        add_event(session, batch.id, EventKind.STATE, {"state": state, "attempt": job.attempt}, now)
     if state == BatchState.RUNNING:
         session.execute(update(Task).where(Task.batch_id == batch.id).values(state=TaskState.RUNNING))
 
@@ -125,22 +161,25 @@ def _is_published(session: Session, job: Job) -> bool:
     return session.scalar(select(Batch.state).where(Batch.job_id == job.id)) == BatchState.PURGING
 
 
-def _holds_draw(session: Session, job: Job) -> bool:
-    query = select(HeldDraw.batch_id).join(Batch, Batch.id == HeldDraw.batch_id).where(Batch.job_id == job.id)
+def _has_draw_record(session: Session, job: Job) -> bool:
+    query = (
+        select(DrawRecord.batch_id).join(Batch, Batch.id == DrawRecord.batch_id).where(Batch.job_id == job.id)
+    )
     return session.scalar(query) is not None
 
 
 def _hold_unpublished(session: Session, job: Job, now: datetime) -> None:
-    """A draw that exists counts, whatever went wrong after it: its owner publishes or discards it."""
+    """Hold the batch with its draw, for the owner to publish or discard. It is never drawn again."""
     batch = session.scalars(select(Batch).where(Batch.job_id == job.id)).one()
-    session.execute(update(HeldDraw).where(HeldDraw.batch_id == batch.id).values(decision=None))
+    session.execute(update(DrawRecord).where(DrawRecord.batch_id == batch.id).values(decision=None))
     hold_batch(session, batch, HeldReason.UNPUBLISHED, job.error or "", now)
 
 
 def _fail_batch(session: Session, job: Job) -> None:
+    """any → failed, for the batch and its tasks."""
     batch = session.scalars(select(Batch).where(Batch.job_id == job.id)).one()
     assert job.finished_at is not None
-    batch.state, batch.error = BatchState.FAILED, job.error
-    refusals.record_refused_batch(session, batch, "failed")
+    batch.state, batch.error, batch.cancelled = BatchState.FAILED, job.error, False
+    refusals.record_refused_batch(session, batch, RefusalReason.FAILED)
     session.execute(update(Task).where(Task.batch_id == batch.id).values(state=TaskState.FAILED))
-    add_event(session, batch.id, "failed", {"error": job.error}, job.finished_at)
+    add_event(session, batch.id, EventKind.FAILED, {"error": job.error}, job.finished_at)

@@ -1,5 +1,6 @@
-"""Batches and the tasks in them."""
+"""State changes of batches and of the tasks in them."""
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -7,19 +8,32 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.orm import Session
 
-from app.clock import new_id
+from app.core.clock import new_id
 from app.db import receipts, refusals, webhooks
-from app.db.policy import Policy
-from app.db.states import OPEN_BATCH, BatchState, Decision, HeldReason, JobKind, JobState, TaskState
-from app.db.tables import Batch, BatchEvent, HeldDraw, Job, Model, Task, TaskSubject
+from app.db.states import (
+    OPEN_BATCH,
+    STEPS_ON_ROWS,
+    BatchState,
+    BatchStep,
+    Decision,
+    EventKind,
+    HeldReason,
+    JobKind,
+    JobState,
+    RefusalReason,
+    SealReason,
+    TaskState,
+)
+from app.db.tables import Batch, BatchEvent, DrawRecord, Job, Model, Task, TaskSubject
 from app.db.transitions.jobs import create_job
+from lethe.policy import Policy
 
 
 def waiting_requests(session: Session, model_id: UUID) -> tuple[int, datetime | None, datetime | None]:
-    """Return how many people the waiting requests name at most, since when they wait, and the next deadline.
+    """Return an upper bound on the people who wait, the oldest request's time, and the next deadline.
 
-    Someone in two requests is counted twice here, so that no row of a person is read: `waiting_subjects`
-    counts people, and is never more.
+    The bound counts a person twice if two requests name them, so no row per person has to be read. Use
+    `waiting_subjects` for the exact number, which is never larger.
     """
     row = session.execute(
         select(
@@ -30,28 +44,41 @@ def waiting_requests(session: Session, model_id: UUID) -> tuple[int, datetime | 
 
 
 def waiting_subjects(session: Session, model_id: UUID) -> int:
-    """Count the people whose erasure from this model waits for a batch. Reads one row for each of them."""
+    """Count the people whose erasure from this model waits for a batch. Reads one row per person."""
     return _people(session, *_waits(model_id))
 
 
-def _waits(model_id: UUID) -> tuple[ColumnElement[bool], ...]:
-    return Task.model_id == model_id, Task.batch_id.is_(None), Task.state == TaskState.RECEIVED
+def waiting_subjects_by_model(session: Session, model_ids: Sequence[UUID]) -> Mapping[UUID, int]:
+    """Count the waiting people of several models in one query. Models for which nobody waits are left out."""
+    person = func.coalesce(TaskSubject.person, TaskSubject.identifier)
+    rows = session.execute(
+        select(Task.model_id, func.count(person.distinct()))
+        .join(TaskSubject, TaskSubject.task_id == Task.id)
+        .where(*_waits(*model_ids))
+        .group_by(Task.model_id)
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+def _waits(*model_ids: UUID) -> tuple[ColumnElement[bool], ...]:
+    return Task.model_id.in_(model_ids), Task.batch_id.is_(None), Task.state == TaskState.RECEIVED
 
 
 def _people(session: Session, *which: ColumnElement[bool]) -> int:
-    """Count distinct people of some tasks. A row from before there was a hash counts as a person."""
+    """Count the distinct people in some tasks. Rows from before the hash existed count as one person each."""
     person = func.coalesce(TaskSubject.person, TaskSubject.identifier)
     query = select(func.count(person.distinct())).join(Task, Task.id == TaskSubject.task_id).where(*which)
     return session.scalar(query) or 0
 
 
 def has_open_batch(session: Session, model_id: UUID) -> bool:
+    """Return whether the model has a batch that has not ended. It can have one at most."""
     open_batch = select(Batch.id).where(Batch.model_id == model_id, Batch.state.in_(OPEN_BATCH))
     return session.scalar(open_batch) is not None
 
 
-def seal(session: Session, model: Model, *, because: str, now: datetime) -> Batch | None:
-    """Assign every waiting task of the model to a new batch in one UPDATE; None when nothing waits."""
+def seal(session: Session, model: Model, *, because: SealReason, now: datetime) -> Batch | None:
+    """Assign all waiting tasks of the model to a new batch, in one UPDATE. Return None if nothing waits."""
     if has_open_batch(session, model.id):
         return None
     job = create_job(session, JobKind.UNLEARN, model.id, now)
@@ -69,33 +96,34 @@ def seal(session: Session, model: Model, *, because: str, now: datetime) -> Batc
         session.flush()
         session.delete(job)
         return None
-    add_event(session, batch.id, "sealed", {"because": because, "subjects": batch.subjects}, now)
-    _note_small(session, batch, now)
+    add_event(session, batch.id, EventKind.SEALED, {"because": because, "subjects": batch.subjects}, now)
+    _record_small_batch(session, batch, now)
     return batch
 
 
-def _note_small(session: Session, batch: Batch, now: datetime) -> None:
-    """Record that a batch was sealed with fewer people than its policy wants, and with how many."""
+def _record_small_batch(session: Session, batch: Batch, now: datetime) -> None:
+    """Add an event if the batch was sealed with fewer people than its policy asks for."""
     smallest = Policy.model_validate(batch.policy).smallest_batch
     if batch.subjects < smallest:
         few = {"subjects": batch.subjects, "min_batch_subjects": smallest}
-        add_event(session, batch.id, "small_batch", few, now)
+        add_event(session, batch.id, EventKind.SMALL_BATCH, few, now)
 
 
 def start_append(session: Session, model: Model, now: datetime) -> Batch:
-    """A batch without requests: the model's rows grow, and are fitted, noised and certified like any release.
+    """Create a batch that adds staged rows to the model instead of erasing anyone.
 
-    Being a batch, it takes the model's one place: neither an erasure nor another append runs beside it.
+    Its release is fitted, noised and certified like any other. A model has one open batch at most, so no
+    erasure and no other append runs at the same time.
     """
     batch = _new_batch(
-        session, model, create_job(session, JobKind.APPEND, model.id, now), because="append", now=now
+        session, model, create_job(session, JobKind.APPEND, model.id, now), because=SealReason.APPEND, now=now
     )
-    add_event(session, batch.id, "sealed", {"because": "append", "subjects": 0}, now)
+    add_event(session, batch.id, EventKind.SEALED, {"because": SealReason.APPEND, "subjects": 0}, now)
     return batch
 
 
-def _new_batch(session: Session, model: Model, job: Job, *, because: str, now: datetime) -> Batch:
-    """It keeps the policy of this moment: a later change of the model's policy does not reach it."""
+def _new_batch(session: Session, model: Model, job: Job, *, because: SealReason, now: datetime) -> Batch:
+    """Add a batch with a copy of the model's current policy. Later policy changes do not affect it."""
     batch = Batch(
         id=new_id(),
         model_id=model.id,
@@ -110,69 +138,101 @@ def _new_batch(session: Session, model: Model, job: Job, *, because: str, now: d
     return batch
 
 
-def batch_step(session: Session, batch: Batch, step: str, now: datetime) -> None:
+def batch_step(session: Session, batch: Batch, step: BatchStep, now: datetime) -> None:
+    """Record that the running attempt has reached this step."""
     batch.step = step
-    add_event(session, batch.id, "step", {"step": step}, now)
+    if step in STEPS_ON_ROWS:
+        batch.rows_examined = True
+    add_event(session, batch.id, EventKind.STEP, {"step": step}, now)
 
 
 def batch_purging(session: Session, batch: Batch, now: datetime) -> None:
+    """running → purging: the new version is published, and the erased data is deleted next."""
     batch.state = BatchState.PURGING
-    batch_step(session, batch, "purge", now)
+    batch_step(session, batch, BatchStep.PURGE, now)
 
 
 def hold_batch(session: Session, batch: Batch, reason: HeldReason, detail: str, now: datetime) -> None:
-    """any → held, for a decision. An attempt that has looked at the rows is recorded as refused."""
+    """any → held, until its owner decides. If an attempt computed on the rows, record it as refused."""
     batch.state, batch.held_reason, batch.error = BatchState.HELD, reason, detail[:1000]
-    refusals.record_refused_batch(session, batch, reason)
-    add_event(session, batch.id, "held", {"reason": reason, "detail": detail}, now)
+    batch.cancelled = reason == HeldReason.CANCELLED
+    refusals.record_refused_batch(session, batch, RefusalReason(reason))
+    add_event(session, batch.id, EventKind.HELD, {"reason": reason, "detail": detail}, now)
 
 
-def decide(session: Session, batch: Batch, draw: HeldDraw, decision: Decision, now: datetime) -> None:
-    """held → sealed: a worker publishes exactly this draw, or destroys and records it."""
+def decide(
+    session: Session,
+    batch: Batch,
+    draw: DrawRecord,
+    decision: Decision,
+    now: datetime,
+    decided: Mapping[str, str] | None = None,
+) -> None:
+    """held → sealed: a worker publishes exactly this draw, or destroys it and accounts for it.
+
+    `decided` says who decided and why. It becomes part of the batch's history.
+    """
     draw.decision = decision
     _reopen(session, batch, now)
-    add_event(session, batch.id, str(decision), {}, now)
+    add_event(session, batch.id, EventKind(decision), dict(decided or {}), now)
 
 
-def retry(session: Session, batch: Batch, policy: dict[str, Any], now: datetime) -> None:
-    """held or failed → sealed, from the start, under the policy of this moment."""
-    batch.policy = policy
+def retry(
+    session: Session,
+    batch: Batch,
+    policy: dict[str, Any],
+    now: datetime,
+    decided: Mapping[str, str] | None = None,
+) -> None:
+    """held or failed → sealed: run the batch again from the start, under the given policy."""
+    batch.policy, batch.rows_examined = policy, False
     _reopen(session, batch, now)
-    add_event(session, batch.id, "retry", {}, now)
+    add_event(session, batch.id, EventKind.RETRY, dict(decided or {}), now)
 
 
 def discarded(session: Session, batch: Batch, now: datetime) -> None:
-    """The draw is destroyed and counted; the requests stay open until the batch is tried again."""
+    """running → failed, after the draw was destroyed. Its requests stay open until the batch is retried."""
     batch.state, batch.error, batch.step = BatchState.FAILED, "the draw was discarded by its owner", None
+    batch.cancelled = False
     session.execute(update(Task).where(Task.batch_id == batch.id).values(state=TaskState.FAILED))
-    add_event(session, batch.id, "discarded", {}, now)
+    add_event(session, batch.id, EventKind.DISCARDED, {}, now)
 
 
 def _reopen(session: Session, batch: Batch, now: datetime) -> None:
+    """held or failed → sealed, with a fresh set of attempts."""
     job = session.get_one(Job, batch.job_id, with_for_update=True)
     job.state, job.attempt, job.token, job.run_after = JobState.WAITING, 0, None, now
-    job.error, job.finished_at = None, None
-    batch.state, batch.held_reason, batch.error = BatchState.SEALED, None, None
+    job.error, job.failure_cause, job.finished_at = None, None, None
+    batch.state, batch.held_reason, batch.error, batch.cancelled = BatchState.SEALED, None, None, False
     session.execute(update(Task).where(Task.batch_id == batch.id).values(state=TaskState.BATCHED))
     session.flush()
 
 
-def refuse_append(session: Session, batch: Batch, detail: str, now: datetime) -> None:
-    """An append that cannot be certified ends at once: holding the model's place would hold up erasures."""
+def refuse_append(
+    session: Session, batch: Batch, detail: str, now: datetime, *, cancelled: bool = False
+) -> None:
+    """any → failed, for an append. It is not held, because an open batch would delay the model's erasures."""
     batch.state, batch.error, batch.step = BatchState.FAILED, detail[:1000], None
-    refusals.record_refused_batch(session, batch, "append refused")
-    add_event(session, batch.id, "failed", {"error": batch.error}, now)
+    batch.cancelled = cancelled
+    refusals.record_refused_batch(session, batch, RefusalReason.APPEND_REFUSED)
+    add_event(session, batch.id, EventKind.FAILED, {"error": batch.error}, now)
 
 
 def complete_batch(session: Session, batch: Batch, now: datetime) -> None:
+    """purging → completed, for the batch and its tasks."""
     batch.state, batch.completed_at, batch.step, batch.progress = BatchState.COMPLETED, now, None, None
-    # How the solve went is a function of the data, and of no use any more.
-    session.execute(delete(BatchEvent).where(BatchEvent.batch_id == batch.id, BatchEvent.kind == "progress"))
+    # The progress of the solver is a function of the data, and nobody needs it any more.
+    session.execute(
+        delete(BatchEvent).where(BatchEvent.batch_id == batch.id, BatchEvent.kind == EventKind.PROGRESS)
+    )
     ended = {"state": TaskState.COMPLETED, "completed_at": now, "receipts_until": receipts.until(batch, now)}
     session.execute(update(Task).where(Task.batch_id == batch.id).values(ended))
-    add_event(session, batch.id, "completed", {}, now)
+    add_event(session, batch.id, EventKind.COMPLETED, {}, now)
 
 
-def add_event(session: Session, batch_id: UUID, kind: str, data: dict[str, Any], now: datetime) -> None:
-    session.add(BatchEvent(batch_id=batch_id, kind=kind, data=data, at=now))
-    webhooks.note(session, kind, batch_id, now)
+def add_event(session: Session, batch_id: UUID, kind: EventKind, data: dict[str, Any], now: datetime) -> None:
+    """Add an event to the batch's history, and a webhook notice if receivers are told of this kind."""
+    session.add(BatchEvent(batch_id=batch_id, kind=EventKind(kind), data=data, at=now))
+    notice = webhooks.NOTICE_OF_EVENT[EventKind(kind)]
+    if notice is not None:
+        webhooks.add_notice(session, notice, batch_id, now)

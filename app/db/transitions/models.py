@@ -1,51 +1,75 @@
-"""Models, from validation to retirement."""
+"""State changes of models, from validation to retirement, and of their published versions."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from app.db import refusals, webhooks
 from app.db.manifest import Manifest
-from app.db.states import JobKind, ModelState, SubjectOutcome, TaskState
-from app.db.tables import Job, Model, Task, TaskSubject
+from app.db.states import JobKind, ModelState, RefusalReason, SubjectOutcome, TaskState, VersionState
+from app.db.tables import Job, Model, Task, TaskSubject, Version
 from app.db.transitions.jobs import create_job
+from app.db.webhooks import NoticeKind
 
 
 def start_validation(session: Session, model: Model, now: datetime) -> Job:
-    model.state, model.reasons = ModelState.VALIDATING, []
+    """uploading or rejected → validating: create the job that checks the uploaded files."""
+    model.state, model.reasons, model.progress = ModelState.VALIDATING, [], None
     return create_job(session, JobKind.REGISTER, model.id, now)
 
 
 def accept_model(session: Session, model: Model, report: dict[str, Any]) -> None:
-    model.state, model.report = ModelState.READY, report
-    webhooks.note(session, "model.ready", model.id)
+    """validating → ready, with the report of the validation."""
+    model.state, model.report, model.progress = ModelState.READY, report, None
+    webhooks.add_notice(session, NoticeKind.MODEL_READY, model.id)
     session.flush()
 
 
 def reject_model(
     session: Session, model: Model, reasons: list[str], *, uncertifiable: Manifest | None = None
 ) -> None:
-    """validating → rejected. `uncertifiable`: under this manifest the rows themselves were refused."""
+    """validating → rejected, with the reasons to show to the owner.
+
+    Pass the manifest as `uncertifiable` if its guarantee could not be certified on these rows: such a refusal
+    reveals something about the rows and is recorded.
+    """
     if uncertifiable is not None:
-        refusals.record_refusal(session, model, uncertifiable, "rejected")
-    model.state, model.reasons = ModelState.REJECTED, reasons
-    webhooks.note(session, "model.rejected", model.id)
+        refusals.record_refusal(session, model, uncertifiable, RefusalReason.REJECTED)
+    model.state, model.reasons, model.progress = ModelState.REJECTED, reasons, None
+    webhooks.add_notice(session, NoticeKind.MODEL_REJECTED, model.id)
     session.flush()
 
 
+def publish_version(session: Session, version: Version, *, parent_id: UUID, now: datetime) -> None:
+    """Make `version` the current one and mark its parent as superseded."""
+    parent = session.get_one(Version, parent_id)
+    parent.state, parent.superseded_at = VersionState.SUPERSEDED, now
+    session.add(version)
+
+
+def purge_versions(session: Session, version_ids: Sequence[UUID]) -> None:
+    """Mark superseded versions as purged. Call this after their files have been deleted."""
+    session.execute(update(Version).where(Version.id.in_(version_ids)).values(state=VersionState.PURGED))
+
+
 def retire_model(session: Session, model: Model) -> None:
+    """any → retired. All versions are marked as purged; the caller deletes their files."""
     if model.state != ModelState.RETIRED:
-        webhooks.note(session, "model.retired", model.id)
+        webhooks.add_notice(session, NoticeKind.MODEL_RETIRED, model.id)
     model.state = ModelState.RETIRED
+    session.execute(update(Version).where(Version.model_id == model.id).values(state=VersionState.PURGED))
     session.flush()
 
 
 def complete_unreached(session: Session, model: Model, now: datetime) -> None:
-    """received → completed, for a model that never was ready: no batch will ever take these.
+    """received → completed, for the tasks of a model that never became ready.
 
-    Nothing was trained on their rows, and what was sent is deleted with the model.
+    No batch will ever take these tasks. Nothing was trained on the rows, and the uploaded files are deleted
+    with the model.
     """
     waiting = select(Task.id).where(Task.model_id == model.id, Task.state == TaskState.RECEIVED)
     subjects = update(TaskSubject).where(TaskSubject.task_id.in_(waiting))

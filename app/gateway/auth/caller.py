@@ -1,6 +1,7 @@
-"""Callers seen a moment ago, so that a stream of requests does not ask the database each time.
+"""The caller of a request, and a short-lived cache of callers.
 
-A revoked key is refused at once by the gateway that revoked it, and by the others after `LIFE` seconds.
+The cache saves a database query for each request of a busy client. The gateway that revokes a key refuses
+it at once. Other gateways refuse it after `CACHE_SECONDS`.
 """
 
 import hashlib
@@ -8,38 +9,49 @@ import time
 from dataclasses import dataclass
 from uuid import UUID
 
-LIFE = 2.0
-MOST = 10_000
+from lethe.certificate.audit_log import Actor
+
+CACHE_SECONDS = 2.0
+MAX_ENTRIES = 10_000
 
 
 @dataclass(frozen=True)
 class Caller:
+    """The tenant behind a request, and the API key or the person that acts for it."""
+
     tenant_id: UUID
-    key_id: UUID
+    key_id: UUID | None
+    """The API key. None for a person who signed in through the identity provider."""
     scopes: frozenset[str]
+    actor: Actor
+    """Who the audit log says it was."""
 
     def may(self, scope: str) -> bool:
+        """Return whether the caller has `scope`. The scope `admin` allows everything."""
         return scope in self.scopes or "admin" in self.scopes
 
 
 class CallerCache:
-    """Keyed by a digest: the secret itself is not kept in memory longer than its request."""
+    """Callers by the digest of their credentials. The secret itself is not kept longer than its request."""
 
     def __init__(self) -> None:
-        self._seen: dict[bytes, tuple[float, Caller]] = {}
+        self._entries: dict[bytes, tuple[float, Caller]] = {}
 
     def get(self, credentials: str) -> Caller | None:
-        entry = self._seen.get(_digest(credentials))
+        """Return the cached caller, or None if there is none or it has expired."""
+        entry = self._entries.get(_digest(credentials))
         return entry[1] if entry is not None and entry[0] > time.monotonic() else None
 
     def put(self, credentials: str, caller: Caller) -> None:
-        if len(self._seen) >= MOST:
-            self._seen.clear()
-        self._seen[_digest(credentials)] = (time.monotonic() + LIFE, caller)
+        """Cache a caller for `CACHE_SECONDS`."""
+        if len(self._entries) >= MAX_ENTRIES:
+            self._entries.clear()
+        self._entries[_digest(credentials)] = (time.monotonic() + CACHE_SECONDS, caller)
 
     def forget(self, key_id: UUID) -> None:
-        for digest in [d for d, (_, caller) in list(self._seen.items()) if caller.key_id == key_id]:
-            self._seen.pop(digest, None)
+        """Drop every entry of a key, for example because it was revoked."""
+        for digest in [d for d, (_, caller) in list(self._entries.items()) if caller.key_id == key_id]:
+            self._entries.pop(digest, None)
 
 
 def _digest(credentials: str) -> bytes:

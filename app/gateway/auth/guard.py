@@ -1,4 +1,4 @@
-"""Who calls, and whether they may: dependencies of every endpoint."""
+"""FastAPI dependencies that authenticate the caller and check its scopes."""
 
 from typing import Annotated
 
@@ -7,45 +7,83 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
 
-from app.access import service
-from app.access.cache import Caller
-from app.access.scopes import Scope
-from app.bootstrap import Services
-from app.errors import Forbidden, Unauthenticated
+from app.db import audit_log
+from app.gateway.auth import service
+from app.gateway.auth.caller import Caller, CallerCache
+from app.gateway.auth.scopes import Scope
+from app.gateway.errors import Forbidden, Unauthenticated
+from app.services import Services
+
+NO_KEY = "The request has no API key. Send one as `Authorization: Bearer …`."
 
 
 async def services_of(request: Request) -> Services:
+    """Return the gateway's services."""
     services: Services = request.state.services
     return services
 
 
+async def callers_of(request: Request) -> CallerCache:
+    """Return the gateway's cache of callers."""
+    callers: CallerCache = request.state.callers
+    return callers
+
+
 ServicesOf = Annotated[Services, Depends(services_of)]
+CallersOf = Annotated[CallerCache, Depends(callers_of)]
 
 
 class Require(SecurityBase):
-    """One dependency, not a tree of them: each costs every request, and intake is counted in microseconds."""
+    """A dependency that admits callers whose key has `scope`.
+
+    It is a single dependency rather than a tree of them. Each one costs time on every request, and
+    accepting an erasure takes microseconds.
+    """
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.model = HTTPBearer(description="An API key, as `Authorization: Bearer lethe_…`.")
+        self.model = HTTPBearer(description="Send an API key as `Authorization: Bearer lethe_…`.")
         self.scheme_name = "ApiKey"
 
     async def __call__(self, request: Request) -> Caller:
+        """Identify the caller by its API key, and admit or refuse it."""
         return self.admit(await identify(request))
 
     def admit(self, caller: Caller | None) -> Caller:
-        """The one decision, however the caller was identified."""
+        """Return the caller, or raise `Unauthenticated` or `Forbidden`.
+
+        API and dashboard both decide here, however they identified the caller.
+        """
         if caller is None:
-            raise Unauthenticated("Send an API key as `Authorization: Bearer …`.")
+            raise Unauthenticated(NO_KEY)
         if not caller.may(self.scope):
-            raise Forbidden(f"This needs the scope {self.scope}.", scope=str(self.scope))
+            raise Forbidden(
+                f"Your API key does not have the scope {self.scope}. Use a key that has it.",
+                scope=str(self.scope),
+            )
+        return caller
+
+
+class RequireKey(SecurityBase):
+    """A dependency that admits every caller with a valid key, whatever its scopes."""
+
+    def __init__(self) -> None:
+        self.model = HTTPBearer(description="Send an API key as `Authorization: Bearer lethe_…`.")
+        self.scheme_name = "ApiKey"
+
+    async def __call__(self, request: Request) -> Caller:
+        """Identify the caller by its API key, or raise `Unauthenticated`."""
+        caller = await identify(request)
+        if caller is None:
+            raise Unauthenticated(NO_KEY)
         return caller
 
 
 class RequireOrPublic(Require):
-    """Open to everyone where the operator said so; None stands for the public."""
+    """As `Require`, but open to everyone if the operator set `public_certificates`. None is the public."""
 
     async def __call__(self, request: Request) -> Caller | None:  # type: ignore[override]
+        """Return None for a request without a key where certificates are public. Otherwise check the key."""
         services: Services = request.state.services
         if services.settings.public_certificates and "authorization" not in request.headers:
             return None
@@ -53,27 +91,35 @@ class RequireOrPublic(Require):
 
 
 async def identify(request: Request) -> Caller | None:
-    """Whose key came with the request; None when none did."""
+    """Return the caller whose API key the request carries, or None if it carries none.
+
+    Raises `Unauthenticated` if the key is unknown or revoked.
+    """
     kind, _, credentials = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not credentials:
         return None
     services: Services = request.state.services
-    caller = services.callers.get(credentials)
+    callers: CallerCache = request.state.callers
+    caller = callers.get(credentials)
     if caller is None:
-        caller = await run_in_threadpool(_look_up, services, credentials)
+        caller = await run_in_threadpool(_look_up, services, callers, credentials)
     if caller is None:
-        raise Unauthenticated("The API key is unknown or revoked.")
+        raise Unauthenticated(
+            "The API key is unknown or revoked. Check that you copied all of it, or create a new key."
+        )
+    audit_log.set_actor(caller.actor)
     return caller
 
 
-def _look_up(services: Services, credentials: str) -> Caller | None:
+def _look_up(services: Services, callers: CallerCache, credentials: str) -> Caller | None:
     with services.database.reading() as session:
         caller = service.authenticate(session, credentials)
     if caller is not None:
-        services.callers.put(credentials, caller)
+        callers.put(credentials, caller)
     return caller
 
 
+HasKey = Annotated[Caller, Depends(RequireKey())]
 CanWriteErasures = Annotated[Caller, Depends(Require(Scope.ERASURES_WRITE))]
 CanReadErasures = Annotated[Caller, Depends(Require(Scope.ERASURES_READ))]
 CanAdminModels = Annotated[Caller, Depends(Require(Scope.MODELS_ADMIN))]

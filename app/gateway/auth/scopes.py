@@ -1,9 +1,11 @@
-"""What a key may do."""
+"""The scopes of API keys."""
 
 from enum import StrEnum
 
 
 class Scope(StrEnum):
+    """What an API key allows. `ADMIN` allows everything within its tenant."""
+
     ERASURES_WRITE = "erasures:write"
     ERASURES_READ = "erasures:read"
     MODELS_ADMIN = "models:admin"
@@ -12,4 +14,4 @@ class Scope(StrEnum):
     CERTIFICATES_READ = "certificates:read"
     AUDIT_READ = "audit:read"
     WEBHOOKS_ADMIN = "webhooks:admin"
-    ADMIN = "admin"  # everything, within its tenant
+    ADMIN = "admin"

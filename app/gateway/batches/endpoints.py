@@ -1,109 +1,154 @@
+"""Endpoints for batches."""
+
 import json
 from collections.abc import AsyncIterator
-from typing import Annotated
 from uuid import UUID
 
 import anyio
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
 
-from app.access.cache import Caller
-from app.access.guard import CanAdminModels, CanReadModels, ServicesOf
-from app.batches import repository, service
-from app.batches.schemas import BatchShown
-from app.bootstrap import Services
 from app.db.states import Decision
 from app.db.tables import Batch, BatchEvent
-from app.paging import Cursor, Limit, Page, paged
-from app.streams import Stream, Watched
+from app.gateway.auth.caller import Caller
+from app.gateway.auth.guard import CanAdminModels, CanReadModels, ServicesOf
+from app.gateway.batches import service
+from app.gateway.batches.schemas import BatchView
+from app.gateway.event_stream import (
+    LONGEST_STREAM,
+    STREAM_RESPONSES,
+    EventStream,
+    LastEventId,
+    Listener,
+    StreamTimeout,
+    follow_changes,
+)
+from app.gateway.pagination import Cursor, Limit, Page, fetch_page
+from app.gateway.wake_up import WAKES_DISPATCHER
+from app.services import Services
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 POLL_SECONDS = 0.3
 KEEP_ALIVE_SECONDS = 15
-EVENTS_AT_ONCE = 500
+EVENTS_PER_POLL = 500
 
 
 @router.get("")
 def list_batches(
     caller: CanReadModels, services: ServicesOf, limit: Limit = 50, cursor: Cursor = None
-) -> Page[BatchShown]:
-    """Newest first."""
+) -> Page[BatchView]:
+    """List your tenant's batches, newest first."""
     with services.database.reading() as session:
-        return paged(
+        return fetch_page(
             session,
-            repository.of_tenant(caller.tenant_id),
+            service.of_tenant(caller.tenant_id),
             Batch.id,
             limit=limit,
             cursor=cursor,
-            show=lambda batch: service.shown(session, batch, caller),
+            describe=lambda batches: service.describe_batches(session, batches, caller),
         )
 
 
 @router.get("/{batch_id}")
-def get_batch(batch_id: UUID, caller: CanReadModels, services: ServicesOf) -> BatchShown:
-    """State, step, progress, attempts, and what came of it."""
+def get_batch(batch_id: UUID, caller: CanReadModels, services: ServicesOf) -> BatchView:
+    """Return a batch: its state, step, progress and attempts, and the version it published."""
     with services.database.reading() as session:
-        return service.shown(session, service.get(session, caller.tenant_id, batch_id), caller)
+        return service.describe_batch(session, service.get(session, caller.tenant_id, batch_id), caller)
 
 
-@router.post("/{batch_id}/retry", status_code=202)
-def retry_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchShown:
-    """Try a held or failed batch again, under the model's present policy."""
+@router.get("/{batch_id}/changes", response_class=StreamingResponse, responses=STREAM_RESPONSES)
+async def follow_batch_changes(
+    batch_id: UUID,
+    request: Request,
+    caller: CanReadModels,
+    services: ServicesOf,
+    last_event_id: LastEventId = None,
+    timeout: StreamTimeout = LONGEST_STREAM,
+) -> StreamingResponse:
+    """Stream a batch as server-sent events: as it is now, and after every change, until it ends."""
+
+    def read() -> tuple[BaseModel, bool]:
+        batch = get_batch(batch_id, caller, services)
+        return batch, batch.state in service.ENDED
+
+    return await follow_changes(request, read, last_event_id=last_event_id, timeout=timeout)
+
+
+@router.post("/{batch_id}/retry", status_code=202, dependencies=[WAKES_DISPATCHER])
+def retry_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchView:
+    """Retry a batch that is on hold or failed, under the model's current policy."""
     with services.database.writing() as session:
-        return service.shown(session, service.retry(session, caller.tenant_id, batch_id), caller)
+        return service.describe_batch(session, service.retry(session, caller.tenant_id, batch_id), caller)
 
 
 @router.post("/{batch_id}/cancel", status_code=202)
-def cancel_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchShown:
-    """Stop a batch whose noise is not drawn yet. It is held, and its erasures stay open, until it is retried;
-    an append ends as failed, and its parts stay staged. Cancelled twice is cancelled."""
+def cancel_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchView:
+    """Cancel a batch whose noise is not drawn yet.
+
+    The batch is then on hold, and its erasures stay open until you retry it. A cancelled append fails, and
+    its parts stay staged. Cancelling twice changes nothing.
+    """
     with services.database.writing() as session:
-        return service.shown(session, service.cancel(session, caller.tenant_id, batch_id), caller)
+        return service.describe_batch(session, service.cancel(session, caller.tenant_id, batch_id), caller)
 
 
-@router.post("/{batch_id}/approve", status_code=202)
-def approve_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchShown:
-    """Publish exactly the draw that the quality gate held."""
+@router.post("/{batch_id}/approve", status_code=202, dependencies=[WAKES_DISPATCHER])
+def approve_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchView:
+    """Publish the draw of a batch that is on hold, exactly as it is."""
     return _decide(services, caller, batch_id, Decision.APPROVE)
 
 
-@router.post("/{batch_id}/discard", status_code=202)
-def discard_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchShown:
-    """Destroy the draw that is held; it counts as a release, by a signed statement. Then retry."""
+@router.post("/{batch_id}/discard", status_code=202, dependencies=[WAKES_DISPATCHER])
+def discard_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchView:
+    """Destroy the draw of a batch that is on hold.
+
+    A signed statement counts it as a release, so it spends from the model's lifetime budget. Retry the batch
+    afterwards.
+    """
     return _decide(services, caller, batch_id, Decision.DISCARD)
 
 
-def _decide(services: Services, caller: Caller, batch_id: UUID, decision: Decision) -> BatchShown:
+def _decide(services: Services, caller: Caller, batch_id: UUID, decision: Decision) -> BatchView:
     with services.database.writing() as session:
-        return service.shown(session, service.decide(session, caller.tenant_id, batch_id, decision), caller)
+        batch = service.decide(session, caller.tenant_id, batch_id, decision)
+        return service.describe_batch(session, batch, caller)
 
 
 @router.get(
     "/{batch_id}/events",
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    responses=STREAM_RESPONSES,
 )
 async def follow_batch(
     batch_id: UUID,
     request: Request,
     caller: CanReadModels,
     services: ServicesOf,
-    last_event_id: Annotated[str | None, Header(description="Resume after this event.")] = None,
+    last_event_id: LastEventId = None,
 ) -> StreamingResponse:
-    """Server-sent events until the batch ends; `Last-Event-ID` resumes."""
+    """Stream the events of a batch as server-sent events until it ends.
+
+    If the connection breaks, send `Last-Event-ID` to continue where it ended.
+    """
     await run_in_threadpool(get_batch, batch_id, caller, services)
     last = (
         int(last_event_id) if last_event_id and last_event_id.isdecimal() and len(last_event_id) < 19 else 0
     )
-    return Stream(request.state.streams, _events(services, batch_id, last, Watched(request)))
+    return EventStream(request.state.streams, stream_events(services, batch_id, last, Listener(request)))
 
 
-async def _events(services: Services, batch_id: UUID, last: int, watched: Watched) -> AsyncIterator[str]:
-    """Each look is a read of its own: no transaction is held while waiting."""
+async def stream_events(
+    services: Services, batch_id: UUID, last: int, listener: Listener
+) -> AsyncIterator[str]:
+    """Yield the events after `last` until the batch ends or the listener leaves.
+
+    Each poll is a separate read: no transaction stays open in between.
+    """
     quiet = 0.0
-    while await watched.goes_on():
-        lines, last, ended = await run_in_threadpool(_look, services, batch_id, last)
+    while await listener.is_active():
+        lines, last, ended = await run_in_threadpool(poll_events, services, batch_id, last)
         for line in lines:
             yield line
         if ended:
@@ -115,12 +160,13 @@ async def _events(services: Services, batch_id: UUID, last: int, watched: Watche
         await anyio.sleep(POLL_SECONDS)
 
 
-def _look(services: Services, batch_id: UUID, last: int) -> tuple[list[str], int, bool]:
+def poll_events(services: Services, batch_id: UUID, last: int) -> tuple[list[str], int, bool]:
+    """Return the next events after `last`, the newest id, and whether the batch has no more to come."""
     with services.database.reading() as session:
         ended = session.get_one(Batch, batch_id).state in service.ENDED
-        events = repository.events_after(session, batch_id, last, EVENTS_AT_ONCE)
-    all_seen = ended and len(events) < EVENTS_AT_ONCE
-    return [_line(event) for event in events], events[-1].id if events else last, all_seen
+        events = service.events_after(session, batch_id, last, EVENTS_PER_POLL)
+    exhausted = ended and len(events) < EVENTS_PER_POLL
+    return [_line(event) for event in events], events[-1].id if events else last, exhausted
 
 
 def _line(event: BatchEvent) -> str:

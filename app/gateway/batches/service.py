@@ -1,89 +1,171 @@
-"""What happens to a deletion set, as its owner sees it."""
+"""Batches as their owner sees them, and the owner's decisions about them."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from app.access.cache import Caller
-from app.access.scopes import Scope
-from app.batches import repository
-from app.batches.schemas import BatchShown
-from app.clock import now
-from app.db import refusals, transitions
+from app.core.clock import now
+from app.db import audit_log, refusals, transitions
+from app.db.audit_log import Action
 from app.db.manifest import Manifest
-from app.db.policy import Policy
-from app.db.states import BatchState, Decision, HeldReason, JobState
-from app.db.tables import Batch, Job, Model
-from app.errors import Conflict, NotFound
-from certificate.predicate import SMALLEST_DESCRIBED_SET
+from app.db.states import BatchState, Decision, HeldReason, JobState, SealReason
+from app.db.tables import Batch, BatchEvent, DrawRecord, Job, Model, Version
+from app.gateway.auth.caller import Caller
+from app.gateway.auth.scopes import Scope
+from app.gateway.batches.schemas import BatchView
+from app.gateway.errors import Conflict, NotFound
+from lethe.certificate.predicate import SMALLEST_DESCRIBED_SET
+from lethe.policy import Policy
 
 CANCELLABLE = (BatchState.SEALED, BatchState.QUEUED, BatchState.RUNNING)
 ENDED = (BatchState.COMPLETED, BatchState.FAILED)
+_NO_BATCH = "Your tenant has no batch with this id."
+_DECIDED = {Decision.APPROVE: Action.BATCH_APPROVED, Decision.DISCARD: Action.BATCH_DISCARDED}
+
+
+def of_tenant(tenant_id: UUID) -> Select[Batch]:
+    """Select the batches of a tenant."""
+    return select(Batch).join(Model, Model.id == Batch.model_id).where(Model.tenant_id == tenant_id)
 
 
 def get(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch:
-    batch = repository.by_id(session, tenant_id, batch_id)
+    """Return a batch of the tenant, or raise `NotFound`."""
+    batch = session.scalar(of_tenant(tenant_id).where(Batch.id == batch_id))
     if batch is None:
-        raise NotFound("There is no such batch.")
+        raise NotFound(_NO_BATCH)
     return batch
 
 
-def decide(session: Session, tenant_id: UUID, batch_id: UUID, decision: Decision) -> Batch:
-    """Publish exactly the draw that is held, or destroy and count it; noise is never drawn again for it."""
-    batch = _locked(session, tenant_id, batch_id)
-    draw = repository.draw_of(session, batch)
+def events_after(session: Session, batch_id: UUID, last: int, limit: int) -> Sequence[BatchEvent]:
+    """Return the events of a batch with ids greater than `last`, oldest first."""
+    return session.scalars(
+        select(BatchEvent)
+        .where(BatchEvent.batch_id == batch_id, BatchEvent.id > last)
+        .order_by(BatchEvent.id)
+        .limit(limit)
+    ).all()
+
+
+def decide(
+    session: Session,
+    tenant_id: UUID,
+    batch_id: UUID,
+    decision: Decision,
+    decided: Mapping[str, str] | None = None,
+) -> Batch:
+    """Publish the draw of a batch on hold as it is, or destroy and count it.
+
+    Noise is never drawn again for it. `decided` says who decided and why, for the batch's history.
+    """
+    batch = _locked_batch(session, tenant_id, batch_id)
+    draw = _locked_draw(session, batch)
     if batch.state != BatchState.HELD or draw is None:
-        raise Conflict(f"The batch is {batch.state} and holds no draw to decide on.")
-    transitions.decide(session, batch, draw, decision, now())
+        raise Conflict(
+            f"The batch is {_in_words(batch)} and has no draw to decide on. Only a batch that is on hold "
+            "with a draw can be approved or discarded."
+        )
+    transitions.decide(session, batch, draw, decision, now(), decided)
+    _record(session, tenant_id, _DECIDED[decision], batch, decided)
     return batch
 
 
-def retry(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch:
-    batch = _locked(session, tenant_id, batch_id)
-    if batch.state not in (BatchState.HELD, BatchState.FAILED) or batch.sealed_because == "append":
-        raise Conflict(f"The batch is {batch.state}; only a held or failed erasure can be tried again.")
-    if repository.draw_of(session, batch) is not None:
-        raise Conflict("The batch holds a draw; approve or discard it first.")
+def retry(
+    session: Session, tenant_id: UUID, batch_id: UUID, decided: Mapping[str, str] | None = None
+) -> Batch:
+    """Start a batch on hold or a failed batch again, under the model's current policy."""
+    batch = _locked_batch(session, tenant_id, batch_id)
+    if batch.sealed_because == SealReason.APPEND:
+        raise Conflict("An append cannot be retried. Start a new append: its parts are still staged.")
+    if batch.state not in (BatchState.HELD, BatchState.FAILED):
+        raise Conflict(
+            f"The batch is {_in_words(batch)}. Only a batch that is on hold or failed can be retried."
+        )
+    if _locked_draw(session, batch) is not None:
+        raise Conflict("This batch has a draw that waits for a decision. Approve or discard it first.")
     if batch.state == BatchState.FAILED and transitions.has_open_batch(session, batch.model_id):
-        raise Conflict("Another batch of the model is under way; try again when it has ended.")
+        raise Conflict("Another batch of the model is in progress. Retry this one after it has ended.")
     model = session.get_one(Model, batch.model_id)
-    transitions.retry(session, batch, dict(model.manifest["policy"]), now())
+    transitions.retry(session, batch, dict(model.manifest["policy"]), now(), decided)
+    _record(session, tenant_id, Action.BATCH_RETRIED, batch, decided)
     return batch
 
 
 def retry_changes_choices(session: Session, batch_id: UUID) -> bool:
-    """Return whether a retry now would be stated on the certificate as a change after a refusal."""
+    """Return whether the certificate of a retry would state that choices were changed after a refusal."""
     model = session.get_one(Model, session.get_one(Batch, batch_id).model_id)
     return refusals.changed_after_refusal(session, model, Manifest.model_validate(model.manifest))
 
 
 def cancel(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch:
-    """Refused from the moment at which noise may be drawn: a draw is published, or discarded and counted."""
-    job = repository.locked_job(session, tenant_id, batch_id)
-    if job is None:
-        raise NotFound("There is no such batch.")
+    """Cancel a batch. Refused once noise may be drawn: a draw is published, or discarded and counted."""
+    job = _locked_job(session, tenant_id, batch_id)
     batch = session.get_one(Batch, batch_id)
     if transitions.was_cancelled(session, job.id):
         return batch
     if batch.state not in CANCELLABLE:
-        raise Conflict(f"The batch is {batch.state}; only one that waits or runs can be cancelled.")
+        raise Conflict(
+            f"The batch is {_in_words(batch)}. Only a batch that is waiting or running can be cancelled."
+        )
     if not batch.policy.get("cancellable", True):
-        raise Conflict("The policy under which the batch was sealed lets none be cancelled.")
+        raise Conflict("The policy that the batch was sealed under does not allow cancelling.")
     if transitions.has_drawn(session, batch):
-        raise Conflict("Noise has been drawn for the batch, and counts. It can be discarded only if held.")
+        raise Conflict(
+            "Noise has been drawn for the batch, so it can no longer be cancelled. If the batch is put on "
+            "hold, you can discard the draw."
+        )
     transitions.cancel(session, job, batch, now())
+    _record(session, tenant_id, Action.BATCH_CANCELLED, batch)
     return batch
 
 
-def _locked(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch:
-    batch = repository.locked(session, tenant_id, batch_id)
+def _record(
+    session: Session,
+    tenant_id: UUID,
+    action: Action,
+    batch: Batch,
+    decided: Mapping[str, str] | None = None,
+) -> None:
+    """Record a decision in the audit log. The text of a reason stays in the batch's history."""
+    details: dict[str, Any] = {"model_id": str(batch.model_id)}
+    if decided and decided.get("why"):
+        details["reason"] = "in the history of the batch"
+    audit_log.record(session, tenant_id, action, f"batch/{batch.id}", details)
+
+
+def _locked_batch(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch:
+    batch = session.scalar(of_tenant(tenant_id).where(Batch.id == batch_id).with_for_update(of=Batch))
     if batch is None:
-        raise NotFound("There is no such batch.")
+        raise NotFound(_NO_BATCH)
     return batch
+
+
+def _locked_draw(session: Session, batch: Batch) -> DrawRecord | None:
+    return session.get(DrawRecord, batch.id, with_for_update=True)
+
+
+def _locked_job(session: Session, tenant_id: UUID, batch_id: UUID) -> Job:
+    """Lock the row that every write of an attempt locks first, so that no attempt proceeds meanwhile."""
+    job = session.scalar(
+        select(Job)
+        .join(Batch, Batch.job_id == Job.id)
+        .join(Model, Model.id == Batch.model_id)
+        .where(Model.tenant_id == tenant_id, Batch.id == batch_id)
+        .with_for_update(of=Job)
+    )
+    if job is None:
+        raise NotFound(_NO_BATCH)
+    return job
+
+
+def _in_words(batch: Batch) -> str:
+    return "on hold" if batch.state == BatchState.HELD else batch.state
 
 
 def waiting_for(batch: Batch, job: Job) -> str | None:
-    """Why nothing happens, in words; None when something does, or nothing will."""
+    """Return what the batch is waiting for, in words. None if it is not waiting."""
     if batch.state == BatchState.HELD:
         return f"a decision: {batch.held_reason}"
     if job.state == JobState.QUEUED:
@@ -100,22 +182,41 @@ def waiting_for(batch: Batch, job: Job) -> str | None:
 def warnings(batch: Batch) -> list[str]:
     """Return what the model's team should know about the batch, as sentences."""
     smallest = Policy.model_validate(batch.policy).smallest_batch
-    if batch.sealed_because == "append" or batch.subjects >= smallest:
+    if batch.sealed_because == SealReason.APPEND or batch.subjects >= smallest:
         return []
     people = "1 person" if batch.subjects == 1 else f"{batch.subjects} people"
     return [
-        f"Sealed with {people}, fewer than the policy's {smallest}: whoever compares the versions before and "
-        "after it can nearly reconstruct the erased rows."
+        f"Sealed with {people}, fewer than the policy's minimum of {smallest}. Anyone who compares the "
+        "versions before and after it can nearly reconstruct the erased rows."
     ]
 
 
-def shown(session: Session, batch: Batch, caller: Caller) -> BatchShown:
-    """Return the batch as this caller may see it: figures about who was erased are the team's alone."""
-    model, job, version = repository.surroundings(session, batch)
+def describe_batch(session: Session, batch: Batch, caller: Caller) -> BatchView:
+    """Return a batch as this caller may see it."""
+    return describe_batches(session, [batch], caller)[0]
+
+
+def describe_batches(session: Session, batches: Sequence[Batch], caller: Caller) -> list[BatchView]:
+    """Return batches as this caller may see them. Takes one query, however many there are.
+
+    Only the model's team sees the class drift, and the row counts of small batches.
+    """
+    rows = session.execute(
+        select(Batch.id, Model.name, Job, Version)
+        .join(Model, Model.id == Batch.model_id)
+        .join(Job, Job.id == Batch.job_id)
+        .outerjoin(Version, Version.batch_id == Batch.id)
+        .where(Batch.id.in_([batch.id for batch in batches]))
+    )
+    related = {batch_id: (model, job, version) for batch_id, model, job, version in rows}
     team = caller.may(Scope.MODELS_ADMIN)
-    return BatchShown(
+    return [_view_of(batch, *related[batch.id], team=team) for batch in batches]
+
+
+def _view_of(batch: Batch, model: str, job: Job, version: Version | None, *, team: bool) -> BatchView:
+    return BatchView(
         id=batch.id,
-        model=model.name,
+        model=model,
         state=BatchState(batch.state),
         sealed_because=batch.sealed_because,
         step=batch.step,

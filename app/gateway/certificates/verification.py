@@ -1,52 +1,61 @@
-"""The checklist as this server runs it: over the pack, the evidence, and the file where it is still here."""
+"""Verifies a certificate on this server, with its evidence, and with the weights file if it is available."""
 
 from dataclasses import dataclass
 from threading import BoundedSemaphore
 
 from sqlalchemy.orm import Session
 
-from app.bootstrap import Services
-from app.certificates import service
+from app.core.storage import StorageError
 from app.db.states import VersionState
 from app.db.tables import Certificate, Version
-from app.reports.repository import certified_version
-from app.storage import StorageError
-from certificate.pack import Pack
-from certificate.verify import Report, verify
+from app.gateway.certificates import service
+from app.gateway.certificates.repository import certified_version
+from app.services import Services
+from lethe.certificate.pack import Pack
+from lethe.certificate.verify import VerificationReport, verify
 
-LARGEST_HASHED = 32 << 20  # nobody's visit may make a gateway read gigabytes
+MAX_FILE_BYTES = 32 << 20  # one visit to a page must not make a gateway read gigabytes
+MAX_CONCURRENT = 2  # each verification has the file in memory
 FILE_LINE = 3
-
-
-_looking = BoundedSemaphore(2)  # each look holds a file and a copy of it
 
 
 @dataclass(frozen=True)
 class Material:
-    """All that the checklist needs of the database: storage may be slow, and no connection waits for it."""
+    """Everything from the database that the checklist needs.
+
+    It is loaded first, because the storage may be slow and must not keep a database connection busy.
+    """
 
     pack: Pack
     evidence: bytes
     version: Version | None
 
 
-def material(session: Session, certificate: Certificate) -> Material:
+def load_material(session: Session, certificate: Certificate) -> Material:
+    """Load what the checklist needs from the database."""
     pack = service.pack(session, certificate)
     return Material(pack, certificate.evidence, certified_version(session, certificate.id))
 
 
-def checked(services: Services, given: Material) -> Report:
-    """Run the checklist, with the file where it is still here and not too large."""
-    with _looking:
-        model, why = _file(services, given.version)
-        return verify(given.pack, model=model, evidence=given.evidence, without_model=why)
+class Verifier:
+    """Runs the checklist, for a limited number of certificates at a time."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._running = BoundedSemaphore(MAX_CONCURRENT)
+
+    def run_checklist(self, material: Material) -> VerificationReport:
+        """Run the checklist. The weights file is checked if it is available and not too large."""
+        with self._running:
+            weights, reason = _weights(self._services, material.version)
+            return verify(material.pack, weights=weights, evidence=material.evidence, without_weights=reason)
 
 
-def _file(services: Services, version: Version | None) -> tuple[bytes | None, str]:
-    """Return the file, or None and the reason to show."""
+def _weights(services: Services, version: Version | None) -> tuple[bytes | None, str]:
+    """Return the weights file, or None and the reason to show."""
     if version is None or version.state != VersionState.CURRENT:
         return None, "the file was superseded and is no longer kept here"
-    if version.size > LARGEST_HASHED:
+    if version.size > MAX_FILE_BYTES:
         return None, "the file is large; verify it offline"
     try:
         return b"".join(services.storage.read(version.path)), ""

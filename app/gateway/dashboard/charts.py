@@ -1,4 +1,4 @@
-"""Where the marks of a drawing go. Templates draw them; colours are the style sheet's."""
+"""Positions of the marks in the charts of the model page. The template draws them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,90 +11,108 @@ INSET = 20
 
 @dataclass(frozen=True)
 class Bar:
+    """Two adjacent bars of one class: rows before and after an erasure."""
+
     label: str
     x: float
     width: float
     before: float
     after: float
-    before_count: int
-    after_count: int
 
     @property
     def middle(self) -> float:
+        """The edge at which the two bars meet."""
         return self.x + self.width
 
 
 @dataclass(frozen=True)
 class Dot:
+    """One point of a line chart."""
+
     x: float
     y: float
     label: str
-    value: float
 
 
 @dataclass(frozen=True)
 class Tick:
+    """A labelled grid line of the vertical axis."""
+
     y: float
     label: str
 
 
-def filled(part: float, whole: float, length: float = 100.0) -> float:
-    """How much of a gauge is full; never past its end.
+def gauge_length(part: float, whole: float, length: float = 100.0) -> float:
+    """Return how much of a gauge is filled, at most all of it.
 
-    >>> filled(2.0, 8.0), filled(9.0, 8.0)
+    >>> gauge_length(2.0, 8.0), gauge_length(9.0, 8.0)
     (25.0, 100.0)
     """
     return round(length * min(max(part / whole, 0.0), 1.0), 2) if whole > 0 else 0.0
 
 
-def bars(before: Mapping[str, int], after: Mapping[str, int], most: int = 24) -> list[Bar]:
-    """Two bars per class, of heights up to the drawing's; the classes in their order, as many as fit."""
-    labels = list(before)[:most]
+def place_bars(before: Mapping[str, int], after: Mapping[str, int], limit: int = 24) -> list[Bar]:
+    """Place two bars for each of the first `limit` classes. The highest bar fills the height."""
+    labels = list(before)[:limit]
     top = max([1, *(before[label] for label in labels), *(after.get(label, 0) for label in labels)])
-    room = HEIGHT - TOP - BOTTOM
+    height = HEIGHT - TOP - BOTTOM
     slot = (WIDTH - 2 * RIGHT) / max(len(labels), 1)
     width = min(slot * 0.36, 34.0)
     return [
         Bar(
             label=label,
-            x=round(RIGHT + slot * (place + 0.5) - width, 1),
+            x=round(RIGHT + slot * (index + 0.5) - width, 1),
             width=round(width, 1),
-            before=round(room * before[label] / top, 1),
-            after=round(room * after.get(label, 0) / top, 1),
-            before_count=before[label],
-            after_count=after.get(label, 0),
+            before=round(height * before[label] / top, 1),
+            after=round(height * after.get(label, 0) / top, 1),
         )
-        for place, label in enumerate(labels)
+        for index, label in enumerate(labels)
     ]
 
 
-def dots(values: Sequence[tuple[str, float]], low: float, high: float) -> list[Dot]:
-    """One dot per value, evenly spaced; the first a little inside, where its label is clear of the axis."""
+def place_dots(values: Sequence[tuple[str, float]], low: float, high: float) -> list[Dot]:
+    """Place one dot per value, evenly spaced. The first is inset so that its label clears the axis."""
     left = LEFT + INSET
     step = (WIDTH - left - RIGHT) / max(len(values) - 1, 1)
     return [
-        Dot(round(left + step * place, 1), _height(value, low, high), label, value)
-        for place, (label, value) in enumerate(values)
+        Dot(round(left + step * index, 1), _height(value, low, high), label)
+        for index, (label, value) in enumerate(values)
     ]
 
 
-def ticks(low: float, high: float, steps: int = 2) -> list[Tick]:
-    places = [low + (high - low) * k / steps for k in range(steps + 1)]
-    return [Tick(_height(place, low, high), f"{place:.0f}") for place in places]
+def place_ticks(low: float, high: float, steps: int = 2) -> list[Tick]:
+    """Place `steps + 1` evenly spaced ticks on the vertical axis."""
+    values = [low + (high - low) * k / steps for k in range(steps + 1)]
+    return [Tick(_height(value, low, high), f"{value:.3g}") for value in values]
 
 
-def span(values: Sequence[float]) -> tuple[float, float]:
-    """The axis of scores in points: whole tens around what there is, so that small moves look small.
+def axis_range(scores: Sequence[float]) -> tuple[float, float]:
+    """Return an axis of whole tens around the scores, wide enough that small changes look small.
 
-    >>> span([91.5, 95.0]), span([100.0])
+    >>> axis_range([91.5, 95.0]), axis_range([100.0])
     ((90.0, 100.0), (90.0, 100.0))
     """
-    low = min(math.floor(min(values) / 10) * 10.0, 90.0)
-    return low, max(math.ceil(max(values) / 10) * 10.0, low + 10.0)
+    low = min(math.floor(min(scores) / 10) * 10.0, 90.0)
+    return low, max(math.ceil(max(scores) / 10) * 10.0, low + 10.0)
 
 
-def line(places: Sequence[Dot]) -> str:
-    return " ".join(f"{dot.x},{dot.y}" for dot in places)
+def height_of(value: float, low: float, high: float) -> float:
+    """Return the vertical position of a value."""
+    return _height(value, low, high)
+
+
+def axis_from_zero(values: Sequence[float]) -> tuple[float, float]:
+    """Return an axis from zero to the largest value.
+
+    >>> axis_from_zero([0.5, 2.0]), axis_from_zero([0.0])
+    ((0.0, 2.0), (0.0, 1.0))
+    """
+    return 0.0, max(values, default=0.0) or 1.0
+
+
+def polyline_points(dots: Sequence[Dot]) -> str:
+    """Return the `points` attribute of the line through the dots."""
+    return " ".join(f"{dot.x},{dot.y}" for dot in dots)
 
 
 def _height(value: float, low: float, high: float) -> float:

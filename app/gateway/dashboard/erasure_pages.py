@@ -1,34 +1,40 @@
-"""Requests: a list to search, and each as the person it concerns would understand it."""
+"""Pages about erasure requests: the searchable list, one request, and its receipts."""
 
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated
 from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
+from sqlalchemy import Select
 
-from app.access.guard import ServicesOf
-from app.clock import now
+from app.core.clock import now
 from app.db.states import TaskState
 from app.db.tables import Erasure
-from app.erasures import receipts, repository, service
-from app.erasures.receipts import CURSOR, ReceiptPage
-from app.errors import Gone, NotFound
-from app.models.schemas import ModelName
-from app.web import queries
-from app.web.guard import SeesErasures
-from app.web.listing import ROWS, listing
-from app.web.pages import PageRoute, page
-from certificate.commitment import IDENTIFIER_RULE_IN_WORDS
+from app.gateway.auth.guard import ServicesOf
+from app.gateway.dashboard import csv_files, queries
+from app.gateway.dashboard.csv_files import attach_csv
+from app.gateway.dashboard.pages import ROWS_PER_PAGE, PageRoute, attach_json, render_list, render_page
+from app.gateway.dashboard.sessions import ErasureReader
+from app.gateway.erasures import receipts, repository, service
+from app.gateway.erasures.receipts import CURSOR, ReceiptPage
+from app.gateway.errors import Gone, NotFound
+from app.gateway.models.schemas import ModelName
+from app.gateway.pagination import fetch_page
+from app.services import Services
+from lethe.certificate.commitment import IDENTIFIER_RULE_IN_WORDS
 
 router = APIRouter(prefix="/erasures", route_class=PageRoute, include_in_schema=False)
+ROWS_PER_READ = 500
 Text = Annotated[str, Query(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
 @router.get("")
 def list_erasures(
     request: Request,
-    caller: SeesErasures,
+    caller: ErasureReader,
     services: ServicesOf,
     q: Text = "",
     state: Text = "",
@@ -36,33 +42,69 @@ def list_erasures(
     overdue: bool = False,
     cursor: UUID | None = None,
 ) -> Response:
-    """An id leads to its request; anything else is looked for among the references."""
-    wanted = q.strip()
-    if (erasure_id := _uuid(wanted)) is not None:
+    """List requests. A search for an id opens that request; any other text is matched with references."""
+    search = q.strip()
+    if (erasure_id := _parse_uuid(search)) is not None:
         return RedirectResponse(f"/erasures/{erasure_id}", 303)
-    query = repository.filtered(
-        caller.tenant_id,
-        state=TaskState(state) if state in set(TaskState) else None,
-        model=model or None,
-        reference=wanted or None,
-        overdue_at=now() if overdue else None,
-    )
+    query = _filtered(caller.tenant_id, search, state, model, overdue=overdue)
     with services.database.reading() as session:
         names = queries.model_names(session, caller.tenant_id)
-    chosen = {"q": wanted, "state": state, "model": model, "overdue": overdue}
-    return listing(
+    filters = {"q": search, "state": state, "model": model, "overdue": "true" if overdue else ""}
+    return render_list(
         request,
         services,
         "erasures.html",
         query,
         Erasure.id,
         cursor=cursor,
-        show=service.shown,
+        show=service.describe_erasures,
         models=names,
-        chosen=chosen,
-        chosen_query=urlencode(
-            {name: str(value).lower() if value is True else value for name, value in chosen.items() if value}
-        ),
+        filters=filters,
+        filter_query=urlencode({name: value for name, value in filters.items() if value}),
+    )
+
+
+@router.get("/export.csv")
+def export_erasures(
+    caller: ErasureReader,
+    services: ServicesOf,
+    q: Text = "",
+    state: Text = "",
+    model: Text = "",
+    overdue: bool = False,
+) -> Response:
+    """Download every request that the filters match, newest first, as CSV."""
+    query = _filtered(caller.tenant_id, q.strip(), state, model, overdue=overdue)
+    return attach_csv(csv_files.COLUMNS, _rows(services, query), f"requests-{now():%Y-%m-%d}.csv")
+
+
+def _rows(services: Services, query: Select[Erasure]) -> Iterator[Sequence[object]]:
+    """Yield the requests page by page. No transaction stays open in between."""
+    cursor: UUID | None = None
+    while True:
+        with services.database.reading() as session:
+            page = fetch_page(
+                session,
+                query,
+                Erasure.id,
+                limit=ROWS_PER_READ,
+                cursor=cursor,
+                describe=partial(service.describe_erasures, session),
+            )
+        yield from (csv_files.describe_row(erasure) for erasure in page.items)
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+def _filtered(tenant_id: UUID, reference: str, state: str, model: str, *, overdue: bool) -> Select[Erasure]:
+    """Select the requests that the filters of the list match."""
+    return repository.filtered(
+        tenant_id,
+        state=TaskState(state) if state in set(TaskState) else None,
+        model=model or None,
+        reference=reference or None,
+        overdue_at=now() if overdue else None,
     )
 
 
@@ -70,44 +112,46 @@ def list_erasures(
 def show_erasure(
     request: Request,
     erasure_id: UUID,
-    caller: SeesErasures,
+    caller: ErasureReader,
     services: ServicesOf,
     cursor: Annotated[str | None, Query(pattern=CURSOR)] = None,
 ) -> Response:
+    """Show one request: its state, deadline, result for each model, and receipts."""
     with services.database.reading() as session:
-        erasure = service.shown(session, service.get(session, caller.tenant_id, erasure_id))
-        found: ReceiptPage | None
+        erasure = service.describe_erasure(session, service.get(session, caller.tenant_id, erasure_id))
+        receipt_page: ReceiptPage | None
         try:
-            found = receipts.page(
+            receipt_page = receipts.fetch_receipts(
                 session,
                 services.vault,
                 caller.tenant_id,
                 erasure_id,
                 model=None,
                 ordinal=None,
-                limit=ROWS,
+                limit=ROWS_PER_PAGE,
                 cursor=cursor,
             )
         except Gone:
-            found = None
+            receipt_page = None
         outcomes = repository.people_by_outcome(session, erasure_id)
-    return page(
+    return render_page(
         request,
         "erasure.html",
         erasure=erasure,
-        receipts=found,
+        receipts=receipt_page,
         outcomes=outcomes,
+        letters=erasure.state == TaskState.COMPLETED,
         identifier_rule=IDENTIFIER_RULE_IN_WORDS,
     )
 
 
 @router.get("/{erasure_id}/receipts/{name}/{ordinal}.json")
 def download_receipt(
-    erasure_id: UUID, name: ModelName, ordinal: int, caller: SeesErasures, services: ServicesOf
+    erasure_id: UUID, name: ModelName, ordinal: int, caller: ErasureReader, services: ServicesOf
 ) -> Response:
-    """The document itself, as `verify --receipt` takes it."""
-    with services.database.reading() as session:
-        found = receipts.page(
+    """Download one receipt in the form that `lethe verify --receipt` accepts."""
+    with services.database.writing() as session:
+        receipt_page = receipts.download_receipts(
             session,
             services.vault,
             caller.tenant_id,
@@ -117,14 +161,13 @@ def download_receipt(
             limit=1,
             cursor=None,
         )
-    if not found.items or found.items[0].receipt is None:
-        raise NotFound("There is no such receipt.")
-    document = found.items[0].model_dump(mode="json")["receipt"]
-    file = f"receipt-{str(erasure_id)[-8:]}-{name}-{ordinal}.json"
-    return JSONResponse(document, headers={"Content-Disposition": f'attachment; filename="{file}"'})
+    if not receipt_page.items or receipt_page.items[0].receipt is None:
+        raise NotFound("This request has no such receipt.")
+    document = receipt_page.items[0].model_dump(mode="json")["receipt"]
+    return attach_json(document, f"receipt-{str(erasure_id)[-8:]}-{name}-{ordinal}.json")
 
 
-def _uuid(text: str) -> UUID | None:
+def _parse_uuid(text: str) -> UUID | None:
     try:
         return UUID(text)
     except ValueError:

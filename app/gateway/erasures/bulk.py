@@ -1,4 +1,4 @@
-"""Erasures of more subjects than fit in one JSON body: NDJSON or CSV, read line by line."""
+"""Reads the subjects of a bulk erasure from NDJSON or CSV, line by line."""
 
 import csv
 import json
@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from app.erasures.schemas import SubjectId
-from app.errors import InvalidRequest, UnsupportedMedia
+from app.gateway.erasures.schemas import SubjectId
+from app.gateway.errors import InvalidRequest, UnsupportedMedia
 
-MOST_SUBJECTS = 1_000_000
-LONGEST_LINE = 4096
+MAX_SUBJECTS = 1_000_000
+MAX_LINE_BYTES = 4096
 COLUMN = "subject_id"
 _SUBJECT: TypeAdapter[str] = TypeAdapter(SubjectId)
 
@@ -31,41 +31,51 @@ BODY: dict[str, Any] = {
 }
 
 
-def subjects(content_type: str, chunks: Iterable[bytes]) -> Iterator[str]:
-    """The identifiers of a body; an InvalidRequest names the line at fault, never what it holds."""
+def read_subjects(content_type: str, chunks: Iterable[bytes]) -> Iterator[str]:
+    """Yield the identifiers in a request body.
+
+    Raises `InvalidRequest` with the number of a bad line, never with its content.
+    """
     readers = {"application/x-ndjson": _ndjson, "text/csv": _csv}
     reader = readers.get(content_type.partition(";")[0].strip().lower())
     if reader is None:
-        raise UnsupportedMedia(f"Send one of: {', '.join(readers)}.")
+        raise UnsupportedMedia(
+            f"A bulk request cannot have this Content-Type. Send one of: {', '.join(readers)}."
+        )
     number = 0
     for number, (line, value) in enumerate(reader(_lines(chunks)), 1):
-        if number > MOST_SUBJECTS:
-            raise InvalidRequest(f"At most {MOST_SUBJECTS} subjects are taken at once.")
+        if number > MAX_SUBJECTS:
+            raise InvalidRequest(
+                f"The body has more than {MAX_SUBJECTS} subjects. Split it into several requests."
+            )
         try:
             yield _SUBJECT.validate_python(value)
         except ValidationError:
-            raise InvalidRequest(f"Line {line}: {COLUMN} is not an identifier.") from None
+            raise InvalidRequest(
+                f"Line {line}: {COLUMN} is not an identifier. It must have 1 to 256 characters, none of "
+                "them a control character."
+            ) from None
     if not number:
-        raise InvalidRequest("There is no subject in the body.")
+        raise InvalidRequest("The body contains no subject. Send at least one line with an identifier.")
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers; a line is text of bounded length."""
+    """Yield each line of text with its number. Lines have a maximum length."""
     rest, number = b"", 0
     for chunk in chunks:
         *complete, rest = (rest + chunk).split(b"\n")
         for line in complete:
             number += 1
             yield number, _text(line, number)
-        if len(rest) > LONGEST_LINE:
-            raise InvalidRequest(f"Line {number + 1} is longer than {LONGEST_LINE} bytes.")
+        if len(rest) > MAX_LINE_BYTES:
+            raise InvalidRequest(f"Line {number + 1} is longer than {MAX_LINE_BYTES} bytes.")
     if rest:
         yield number + 1, _text(rest, number + 1)
 
 
 def _text(line: bytes, number: int) -> str:
-    if len(line) > LONGEST_LINE:
-        raise InvalidRequest(f"Line {number} is longer than {LONGEST_LINE} bytes.")
+    if len(line) > MAX_LINE_BYTES:
+        raise InvalidRequest(f"Line {number} is longer than {MAX_LINE_BYTES} bytes.")
     try:
         return line.removesuffix(b"\r").decode()
     except UnicodeDecodeError:
@@ -84,7 +94,7 @@ def _ndjson(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Any]]:
 
 
 def _csv(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Any]]:
-    """A header names the column; a line is a row: an identifier holds no line break."""
+    """Read CSV whose header names the column. Each line is one row: identifiers contain no line break."""
     column: int | None = None
     for number, line in lines:
         try:

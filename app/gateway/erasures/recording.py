@@ -1,53 +1,86 @@
-"""Writing erasures: any number of prepared requests in one transaction, as few statements as possible."""
+"""Recording prepared erasure requests in SQL, a group at a time, in one transaction."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
-from sqlalchemy import select
+import psycopg
+from sqlalchemy import BigInteger, Integer, LargeBinary, String, Uuid, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from app.clock import new_id
+from app.core.clock import new_id
+from app.db import audit_log
+from app.db.audit_log import Action, Event
+from app.db.binary_arrays import (
+    BigIntegerArray,
+    BinaryArray,
+    BytesArray,
+    IntegerArray,
+    TextArray,
+    TimestampArray,
+    UuidArray,
+)
 from app.db.session import Database
 from app.db.states import ModelState, TaskState
 from app.db.tables import Erasure, IdempotencyKey, Model, Task, TaskSubject
-from app.erasures.schemas import ErasureShown, TaskShown
-from app.erasures.writing import insert_all
-from app.errors import IdempotencyMismatch, InvalidRequest, ServiceError
+from app.db.types import Base, UtcDateTime
+from app.gateway.erasures.deadlines import days_late
+from app.gateway.erasures.schemas import ErasureView, TaskView
+from app.gateway.errors import IdempotencyMismatch, InvalidRequest, ServiceError
+from lethe.certificate.audit_log import Actor
 
-KEY_LIFE = timedelta(hours=24)
-ROWS_AT_ONCE = 5000
+KEY_LIFETIME = timedelta(hours=24)
+INSERT_ROWS = 5000
+
+Key = tuple[UUID, bytes]
+Models = Sequence[tuple[UUID, str]]
+Rows = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Idempotency:
+    """Keyed hashes of an Idempotency-Key and of the request that was sent with it."""
+
     key_hash: bytes
     fingerprint: bytes
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A validated request: identifiers already encrypted, everything else ready to be written."""
+class PreparedErasure:
+    """A validated request with encrypted identifiers, ready to be written."""
 
     erasure: dict[str, Any]
     identifiers: Sequence[bytes]
     people: Sequence[bytes]
-    """A keyed hash for each identifier, in the same order."""
+    """A keyed hash of each identifier, in the same order."""
     warnings: list[str]
     models: frozenset[str] | None
+    """The names of the models, or None for every model of the tenant."""
     idempotency: Idempotency | None
+    actor: Actor
+    """Who the audit log says requested it. The group is written outside the context of its requests."""
+
+    @property
+    def id(self) -> UUID:
+        """The id of the erasure."""
+        identifier: UUID = self.erasure["id"]
+        return identifier
 
     @property
     def key(self) -> tuple[UUID, bytes] | None:
+        """The tenant and the hashed Idempotency-Key, which together are unique."""
         return None if self.idempotency is None else (self.erasure["tenant_id"], self.idempotency.key_hash)
 
 
 @dataclass(frozen=True)
 class Answer:
+    """The answer to a request. `models` is the number of models it concerns."""
+
     body: str
     location: str
     models: int = 0
@@ -55,170 +88,139 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """A request whose models are known, with its answer."""
+class Entry:
+    """A request whose models exist, with the body of its answer."""
 
-    prepared: Prepared
-    models: Sequence[tuple[UUID, str]]
+    prepared: PreparedErasure
+    models: Models
     body: str
+
+    @property
+    def answer(self) -> Answer:
+        """The answer to the request."""
+        return Answer(self.body, f"/v1/erasures/{self.prepared.id}", models=len(self.models))
+
+    @property
+    def event(self) -> Event:
+        """What the audit log says about the request: the number of people, never who they are."""
+        erasure = self.prepared.erasure
+        return Event(
+            erasure["tenant_id"],
+            Action.ERASURE_REQUESTED,
+            f"erasure/{self.prepared.id}",
+            self.prepared.actor,
+            {"subjects": erasure["subjects"], "models": [name for _, name in self.models]},
+        )
 
 
 @dataclass(frozen=True)
-class _Known:
-    """What was recorded under a key, now or earlier."""
+class Recorded:
+    """What was recorded under an idempotency key, now or earlier."""
 
     fingerprint: bytes
     answer: Answer
 
-    def again(self, prepared: Prepared) -> Answer | ServiceError:
+    def replay(self, prepared: PreparedErasure) -> Answer | ServiceError:
+        """Answer a request that repeats the key: the same answer, or an error if the request differs."""
         assert prepared.idempotency is not None
-        return self.answer if prepared.idempotency.fingerprint == self.fingerprint else IdempotencyMismatch()
+        if prepared.idempotency.fingerprint == self.fingerprint:
+            return self.answer
+        return IdempotencyMismatch(
+            "This key was used within the last 24 hours with another body or other parameters. Use a new "
+            "key, or repeat the first request exactly."
+        )
 
 
-def record_group(database: Database, group: Sequence[Prepared]) -> Sequence[Answer | ServiceError]:
-    """Write what is new, find what is not; one answer or error per request, in order."""
+def record_group(database: Database, group: Sequence[PreparedErasure]) -> Sequence[Answer | ServiceError]:
+    """Write the new requests of a group in one transaction, and look up the repeated ones.
+
+    Returns one answer or error per request, in order.
+    """
     outcomes: dict[UUID, Answer | ServiceError] = {}
     with database.writing() as session:
-        entries = _resolved(session, group, outcomes)
-        leaders = _leaders(entries)
-        known = _claim_keys(session, [entry for entry in leaders if entry.prepared.idempotency])
-        written = [entry for entry in leaders if entry.prepared.key not in known]
-        _insert(session, written)
-    for entry in written:
-        outcomes[_id(entry.prepared)] = _answer(entry)
+        entries = _resolve_models(session, group, outcomes)
+        leaders = leaders_of(entries)
+        recorded = _claim_keys(session, [entry for entry in leaders if entry.prepared.idempotency])
+        fresh = [entry for entry in leaders if entry.prepared.key not in recorded]
+        insert_erasures(session, [(entry.prepared, entry.models) for entry in fresh])
+        audit_log.record_all(session, [entry.event for entry in fresh])
+    for entry in fresh:
+        outcomes[entry.prepared.id] = entry.answer
         if entry.prepared.key and entry.prepared.idempotency:
-            again = replace(_answer(entry), replayed=True)
-            known[entry.prepared.key] = _Known(entry.prepared.idempotency.fingerprint, again)
+            replayed = replace(entry.answer, replayed=True)
+            recorded[entry.prepared.key] = Recorded(entry.prepared.idempotency.fingerprint, replayed)
     for prepared in group:
-        if _id(prepared) not in outcomes:
+        if prepared.id not in outcomes:
             assert prepared.key is not None
-            outcomes[_id(prepared)] = known[prepared.key].again(prepared)
-    return [outcomes[_id(prepared)] for prepared in group]
+            outcomes[prepared.id] = recorded[prepared.key].replay(prepared)
+    return [outcomes[prepared.id] for prepared in group]
 
 
-def _id(prepared: Prepared) -> UUID:
-    identifier: UUID = prepared.erasure["id"]
-    return identifier
-
-
-def _answer(entry: _Entry) -> Answer:
-    return Answer(entry.body, f"/v1/erasures/{_id(entry.prepared)}", models=len(entry.models))
-
-
-def _resolved(
-    session: Session, group: Sequence[Prepared], outcomes: dict[UUID, Answer | ServiceError]
-) -> list[_Entry]:
-    """Those whose models exist. The others are answered: a repeated one as it was when they existed."""
-    targets = _targets(session, {prepared.erasure["tenant_id"] for prepared in group})
-    entries = []
-    for prepared in group:
-        try:
-            models = _chosen(prepared, targets)
-        except InvalidRequest as problem:
-            stored = _stored(session, prepared)
-            outcomes[_id(prepared)] = stored.again(prepared) if stored else problem
-        else:
-            entries.append(_Entry(prepared, models, _body(prepared, models)))
-    return entries
-
-
-def _leaders(entries: Sequence[_Entry]) -> list[_Entry]:
-    """The first request of each idempotency key; sorted by key, so that two gateways cannot deadlock."""
-    first: dict[tuple[UUID, bytes], _Entry] = {}
-    for entry in entries:
-        if entry.prepared.key is not None:
-            first.setdefault(entry.prepared.key, entry)
-    return [entry for entry in entries if entry.prepared.key is None] + [first[key] for key in sorted(first)]
-
-
-def _targets(session: Session, tenants: Iterable[UUID]) -> dict[UUID, dict[str, UUID]]:
-    """Every live model of the tenants, by name; none can be retired before its tasks are written.
-
-    The lock is the one that inserting a task takes anyway.
-    """
-    rows = session.execute(
-        select(Model.tenant_id, Model.name, Model.id)
-        .where(Model.tenant_id.in_(list(tenants)), Model.state != ModelState.RETIRED)
-        .with_for_update(read=True, key_share=True)
+def answer_body(prepared: PreparedErasure, models: Models) -> str:
+    """Return the body of the 202 answer as JSON. A replay returns exactly these bytes."""
+    erasure = prepared.erasure
+    view = ErasureView(
+        id=erasure["id"],
+        state=TaskState.RECEIVED if models else TaskState.COMPLETED,
+        subjects=erasure["subjects"],
+        reference=erasure["reference"],
+        reason=erasure["reason"],
+        jurisdiction=erasure["jurisdiction"],
+        received_at=erasure["received_at"],
+        due_at=erasure["due_at"],
+        extension_reason=None,
+        completed_at=None if models else erasure["created_at"],
+        overdue=bool(models) and erasure["due_at"] < erasure["created_at"],
+        late_days=days_late(erasure["due_at"], erasure["created_at"]),
+        tasks=[
+            TaskView(
+                model=name,
+                state=TaskState.RECEIVED,
+                batch_id=None,
+                on_hold=False,
+                completed_at=None,
+                version=None,
+                certificate_id=None,
+                outcomes={},
+                near_matches=0,
+                notice=None,
+            )
+            for _, name in models
+        ],
+        warnings=prepared.warnings,
     )
-    found: dict[UUID, dict[str, UUID]] = {}
-    for tenant_id, name, model_id in rows:
-        found.setdefault(tenant_id, {})[name] = model_id
-    return found
+    return view.model_dump_json()
 
 
-def _chosen(prepared: Prepared, targets: dict[UUID, dict[str, UUID]]) -> list[tuple[UUID, str]]:
-    known = targets.get(prepared.erasure["tenant_id"], {})
-    names = known.keys() if prepared.models is None else prepared.models
-    if not names <= known.keys():
-        raise InvalidRequest("A model is not known, or is retired.")
-    return [(known[name], name) for name in sorted(names)]
-
-
-def _claim_keys(session: Session, keyed: Sequence[_Entry]) -> dict[tuple[UUID, bytes], _Known]:
-    """Insert the keys that are new; what is stored under the others."""
-    if not keyed:
-        return {}
-    now: datetime = keyed[0].prepared.erasure["created_at"]
-    insert_into = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
-    rows = [_key_row(entry.prepared, entry.body, now) for entry in keyed]
-    # Decided by the id we made, which is ours alone; a returned key could be someone else's row.
-    claimed = set(
-        session.scalars(
-            insert_into(IdempotencyKey).on_conflict_do_nothing().returning(IdempotencyKey.erasure_id), rows
-        )
-    )
-    known = {}
-    for entry in keyed:
-        if _id(entry.prepared) not in claimed:
-            stored = _stored(session, entry.prepared)
-            assert stored is not None
-            assert entry.prepared.key is not None
-            known[entry.prepared.key] = stored
-    return known
-
-
-def _key_row(prepared: Prepared, body: str, now: datetime) -> dict[str, Any]:
-    assert prepared.idempotency is not None
-    return {
-        "tenant_id": prepared.erasure["tenant_id"],
-        "key_hash": prepared.idempotency.key_hash,
-        "fingerprint": prepared.idempotency.fingerprint,
-        "erasure_id": _id(prepared),
-        "answer": body,
-        "expires_at": now + KEY_LIFE,
-    }
-
-
-def _stored(session: Session, prepared: Prepared) -> _Known | None:
-    row = None if prepared.key is None else session.get(IdempotencyKey, prepared.key)
-    if row is None:
-        return None
-    return _Known(row.fingerprint, Answer(row.answer, f"/v1/erasures/{row.erasure_id}", replayed=True))
-
-
-def _insert(session: Session, fresh: Sequence[_Entry]) -> None:
-    if not fresh:
+def insert_erasures(session: Session, requests: Sequence[tuple[PreparedErasure, Models]]) -> None:
+    """Insert requests, one task per model, and one row per task and subject."""
+    if not requests:
         return
     tasks = [
-        (entry.prepared, _task(entry.prepared.erasure, model)) for entry in fresh for model, _ in entry.models
+        (prepared, task_row(prepared.erasure, model_id))
+        for prepared, models in requests
+        for model_id, _ in models
     ]
-    subjects = (
-        {"task_id": task["id"], "ordinal": i, "identifier": sealed, "person": person}
-        for prepared, task in tasks
-        for i, (sealed, person) in enumerate(zip(prepared.identifiers, prepared.people, strict=True))
-    )
-    insert_all(
+    subjects = subject_rows(tasks)
+    _insert_all(
         session,
-        (Erasure, [entry.prepared.erasure for entry in fresh]),
+        (Erasure, [prepared.erasure for prepared, _ in requests]),
         (Task, [task for _, task in tasks]),
-        (TaskSubject, list(islice(subjects, ROWS_AT_ONCE))),
+        (TaskSubject, list(islice(subjects, INSERT_ROWS))),
     )
-    while rows := list(islice(subjects, ROWS_AT_ONCE)):
-        insert_all(session, (TaskSubject, rows))
+    while rows := list(islice(subjects, INSERT_ROWS)):
+        _insert_all(session, (TaskSubject, rows))
 
 
-def _task(erasure: dict[str, Any], model_id: UUID) -> dict[str, Any]:
+def subject_rows(tasks: Iterable[tuple[PreparedErasure, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """Yield one row for each task and subject."""
+    for prepared, task in tasks:
+        for i, (sealed, person) in enumerate(zip(prepared.identifiers, prepared.people, strict=True)):
+            yield {"task_id": task["id"], "ordinal": i, "identifier": sealed, "person": person}
+
+
+def task_row(erasure: dict[str, Any], model_id: UUID) -> dict[str, Any]:
+    """Return the row of a new task: this erasure on this model."""
     return {
         "id": new_id(),
         "erasure_id": erasure["id"],
@@ -230,33 +232,163 @@ def _task(erasure: dict[str, Any], model_id: UUID) -> dict[str, Any]:
     }
 
 
-def _body(prepared: Prepared, models: Sequence[tuple[UUID, str]]) -> str:
-    """The answer as it stands at intake; a replay gives these very bytes."""
-    erasure = prepared.erasure
-    shown = ErasureShown(
-        id=erasure["id"],
-        state=TaskState.RECEIVED if models else TaskState.COMPLETED,
-        subjects=erasure["subjects"],
-        reference=erasure["reference"],
-        reason=erasure["reason"],
-        jurisdiction=erasure["jurisdiction"],
-        received_at=erasure["received_at"],
-        due_at=erasure["due_at"],
-        extension_reason=None,
-        overdue=erasure["due_at"] < erasure["created_at"],
-        tasks=[
-            TaskShown(
-                model=name,
-                state=TaskState.RECEIVED,
-                batch_id=None,
-                version=None,
-                certificate_id=None,
-                outcomes={},
-                near_matches=0,
-                notice=None,
-            )
-            for _, name in models
-        ],
-        warnings=prepared.warnings,
+def _resolve_models(
+    session: Session, group: Sequence[PreparedErasure], outcomes: dict[UUID, Answer | ServiceError]
+) -> list[Entry]:
+    """Return the requests whose models exist.
+
+    The others are answered in `outcomes`: with an error, or, if they repeat an earlier request whose models
+    still existed, with its answer.
+    """
+    targets = live_models(session, {prepared.erasure["tenant_id"] for prepared in group})
+    entries = []
+    for prepared in group:
+        try:
+            models = chosen_models(prepared, targets)
+        except InvalidRequest as problem:
+            stored = stored_answer(session, prepared)
+            outcomes[prepared.id] = stored.replay(prepared) if stored else problem
+        else:
+            entries.append(Entry(prepared, models, answer_body(prepared, models)))
+    return entries
+
+
+def leaders_of(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the first request of each idempotency key, and all without one.
+
+    Keys are sorted, so that two gateways that write the same keys cannot deadlock.
+    """
+    first: dict[Key, Entry] = {}
+    for entry in entries:
+        if entry.prepared.key is not None:
+            first.setdefault(entry.prepared.key, entry)
+    return [entry for entry in entries if entry.prepared.key is None] + [first[key] for key in sorted(first)]
+
+
+def live_models(session: Session, tenants: Iterable[UUID]) -> dict[UUID, dict[str, UUID]]:
+    """Return the models of the tenants that are not retired, by name, and lock them against retirement.
+
+    Inserting a task takes the same lock anyway.
+    """
+    rows = session.execute(
+        select(Model.tenant_id, Model.name, Model.id)
+        .where(Model.tenant_id.in_(list(tenants)), Model.state != ModelState.RETIRED)
+        .with_for_update(read=True, key_share=True)
     )
-    return shown.model_dump_json()
+    models: dict[UUID, dict[str, UUID]] = {}
+    for tenant_id, name, model_id in rows:
+        models.setdefault(tenant_id, {})[name] = model_id
+    return models
+
+
+def chosen_models(prepared: PreparedErasure, targets: dict[UUID, dict[str, UUID]]) -> list[tuple[UUID, str]]:
+    """Return the models of a request by name. Raise `InvalidRequest` if one of them is not in `targets`."""
+    known = targets.get(prepared.erasure["tenant_id"], {})
+    names = known.keys() if prepared.models is None else prepared.models
+    if not names <= known.keys():
+        raise InvalidRequest(
+            "At least one of the models does not exist or is retired. List your models, then name only "
+            "those that are in use."
+        )
+    return [(known[name], name) for name in sorted(names)]
+
+
+def _claim_keys(session: Session, keyed: Sequence[Entry]) -> dict[Key, Recorded]:
+    """Insert the idempotency keys that are new. Return what is stored under the others."""
+    if not keyed:
+        return {}
+    now: datetime = keyed[0].prepared.erasure["created_at"]
+    insert_into = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
+    rows = [key_row(entry.prepared, entry.body, now) for entry in keyed]
+    # The erasure id tells whether our row was inserted: it is unique to this request, while the key may
+    # belong to a row of another gateway.
+    claimed = set(
+        session.scalars(
+            insert_into(IdempotencyKey).on_conflict_do_nothing().returning(IdempotencyKey.erasure_id), rows
+        )
+    )
+    recorded = {}
+    for entry in keyed:
+        if entry.prepared.id not in claimed:
+            stored = stored_answer(session, entry.prepared)
+            assert stored is not None
+            assert entry.prepared.key is not None
+            recorded[entry.prepared.key] = stored
+    return recorded
+
+
+def key_row(prepared: PreparedErasure, body: str, now: datetime) -> dict[str, Any]:
+    """Return the row that remembers the answer to a request with an idempotency key."""
+    assert prepared.idempotency is not None
+    return {
+        "tenant_id": prepared.erasure["tenant_id"],
+        "key_hash": prepared.idempotency.key_hash,
+        "fingerprint": prepared.idempotency.fingerprint,
+        "erasure_id": prepared.id,
+        "answer": body,
+        "expires_at": now + KEY_LIFETIME,
+    }
+
+
+def stored_answer(session: Session, prepared: PreparedErasure) -> Recorded | None:
+    """Return what is stored under the idempotency key of a request, or None."""
+    row = None if prepared.key is None else session.get(IdempotencyKey, prepared.key)
+    if row is None:
+        return None
+    return Recorded(row.fingerprint, Answer(row.answer, f"/v1/erasures/{row.erasure_id}", replayed=True))
+
+
+# Inserting rows of several tables in few round trips
+
+_ARRAYS: dict[type, type[BinaryArray]] = {
+    Uuid: UuidArray,
+    String: TextArray,
+    UtcDateTime: TimestampArray,
+    BigInteger: BigIntegerArray,
+    Integer: IntegerArray,
+    LargeBinary: BytesArray,
+}
+
+
+def _insert_all(session: Session, *tables: tuple[type[Base], Rows]) -> None:
+    """Insert rows of several tables, parents before children.
+
+    PostgreSQL gets one statement for all tables, with each column as an array. It checks foreign keys when
+    the statement ends. SQLite has no round trips to save.
+    """
+    filled = [(table, rows) for table, rows in tables if rows]
+    if not filled:
+        return
+    connection = session.connection()
+    if connection.dialect.name != "postgresql":
+        for table, rows in filled:
+            connection.execute(insert(table), rows)
+        return
+    raw = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
+    statement = _insert_statement(tuple((table, tuple(rows[0])) for table, rows in filled))
+    raw.execute(statement, [array for table, rows in filled for array in column_arrays(table, rows)])
+
+
+def column_arrays(table: type[Base], rows: Rows) -> list[BinaryArray]:
+    """Return one array for each column of the rows, in the order of the first row."""
+    return [array_type(table, column).of([row[column] for row in rows]) for column in rows[0]]
+
+
+@lru_cache(maxsize=64)
+def _insert_statement(shape: tuple[tuple[type[Base], tuple[str, ...]], ...]) -> str:
+    """Build the SQL from the names of our own tables and columns. All values are parameters."""
+    inserts = [
+        f"INSERT INTO {table.__tablename__} ({', '.join(columns)}) "  # noqa: S608
+        f"SELECT * FROM unnest({', '.join('%s' for _ in columns)})"
+        for table, columns in shape
+    ]
+    *first, last = inserts
+    steps = ", ".join(f"step{number} AS ({text})" for number, text in enumerate(first))
+    return f"WITH {steps} {last}" if first else last
+
+
+@lru_cache(maxsize=256)
+def array_type(table: type[Base], column: str) -> type[BinaryArray]:
+    """Return the kind of array that holds values of this column."""
+    kind = table.__table__.columns[column].type
+    return next(array for known, array in _ARRAYS.items() if isinstance(kind, known))

@@ -1,15 +1,21 @@
-from collections.abc import Sequence
+"""SQL queries on erasures and their tasks."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import Row, Select, func, select, update
 from sqlalchemy.orm import Session
 
-from app.db.states import TaskState
-from app.db.tables import Erasure, Model, Task, TaskSubject, Version
+from app.db.states import SubjectOutcome, TaskState
+from app.db.tables import Batch, Erasure, Model, Task, TaskSubject, Version, task_is_open
+
+TaskRow = Row[Task, str, int, UUID | None, str | None]
 
 
 def of_tenant(tenant_id: UUID) -> Select[Erasure]:
+    """Select the erasures of a tenant."""
     return select(Erasure).where(Erasure.tenant_id == tenant_id)
 
 
@@ -21,39 +27,33 @@ def filtered(
     reference: str | None,
     overdue_at: datetime | None,
 ) -> Select[Erasure]:
-    """Erasures with a task in `state`, on `model`; with `overdue_at`, only open ones past their deadline."""
+    """Select erasures with this reference that have a task in `state` on `model`.
+
+    With `overdue_at`, select only open erasures whose deadline lies before that time.
+    """
     query = of_tenant(tenant_id)
     if reference is not None:
         query = query.where(Erasure.reference == reference)
-    task = select(Task.id).where(Task.erasure_id == Erasure.id)
-    if model is not None:
-        task = task.join(Model, Model.id == Task.model_id).where(Model.name == model)
+    if state is None and model is None and overdue_at is None:
+        return query
+    task = select(Task.erasure_id)
     if state is not None:
         task = task.where(Task.state == state)
-    if overdue_at is not None:
-        query = query.where(Erasure.due_at < overdue_at)
-        task = task.where(Task.state.not_in((TaskState.COMPLETED, TaskState.WITHDRAWN)))
-    unfiltered = state is None and model is None and overdue_at is None
-    return query if unfiltered else query.where(task.exists())
-
-
-def withdraw(session: Session, erasure_id: UUID, model: str | None) -> Sequence[UUID]:
-    """Withdraw the tasks that are not sealed yet, in one conditional UPDATE; their ids."""
-    query = update(Task).where(
-        Task.erasure_id == erasure_id, Task.state == TaskState.RECEIVED, Task.batch_id.is_(None)
-    )
     if model is not None:
-        query = query.where(Task.model_id.in_(select(Model.id).where(Model.name == model)))
-    ended = query.values(state=TaskState.WITHDRAWN).returning(Task.id)
-    withdrawn = session.scalars(ended.execution_options(synchronize_session=False)).all()
-    session.execute(
-        update(TaskSubject).where(TaskSubject.task_id.in_(withdrawn)).values(identifier=None, person=None)
-    )
-    return withdrawn
+        own = select(Model.id).where(Model.tenant_id == tenant_id, Model.name == model)
+        task = task.where(Task.model_id == own.scalar_subquery())
+    if overdue_at is not None:
+        task = task.where(task_is_open(), Task.due_at < overdue_at)
+    if model is None and overdue_at is None:  # most erasures may match: look from each to its tasks
+        return query.where(task.where(Task.erasure_id == Erasure.id).exists())
+    return query.where(Erasure.id.in_(task))  # few match: look from the tasks to their erasures
 
 
 def extend(session: Session, erasure: Erasure, *, due_at: datetime, reason: str, at: datetime) -> bool:
-    """Once, whoever asks first; False when it was extended already."""
+    """Set a later deadline.
+
+    Return False if it was extended before: only the first of two requests succeeds.
+    """
     extended = session.scalar(
         update(Erasure)
         .where(Erasure.id == erasure.id, Erasure.extended_at.is_(None))
@@ -67,36 +67,59 @@ def extend(session: Session, erasure: Erasure, *, due_at: datetime, reason: str,
 
 
 def by_id(session: Session, tenant_id: UUID, erasure_id: UUID) -> Erasure | None:
+    """Return an erasure of the tenant, or None."""
     return session.scalar(of_tenant(tenant_id).where(Erasure.id == erasure_id))
 
 
-def tasks(session: Session, erasure_id: UUID) -> Sequence[Row[Task, str, int, UUID | None]]:
-    """Each task with its model's name, and the version and certificate of its batch."""
-    return session.execute(
-        select(Task, Model.name, Version.number, Version.certificate_id)
+def tasks_by_erasure(session: Session, erasure_ids: Sequence[UUID]) -> Mapping[UUID, Sequence[TaskRow]]:
+    """Return the tasks of each erasure, by model name.
+
+    Each row has the task, its model's name, and the version, the certificate and the state of its batch.
+    """
+    rows = session.execute(
+        select(Task, Model.name, Version.number, Version.certificate_id, Batch.state)
         .join(Model, Model.id == Task.model_id)
         .outerjoin(Version, Version.batch_id == Task.batch_id)
-        .where(Task.erasure_id == erasure_id)
+        .outerjoin(Batch, Batch.id == Task.batch_id)
+        .where(Task.erasure_id.in_(erasure_ids))
         .order_by(Model.name)
-    ).all()
+    )
+    tasks: dict[UUID, list[TaskRow]] = defaultdict(list)
+    for row in rows:
+        tasks[row[0].erasure_id].append(row)
+    return tasks
+
+
+def outcomes_by_task(
+    session: Session, erasure_ids: Sequence[UUID]
+) -> Mapping[UUID, Mapping[SubjectOutcome, int]]:
+    """Count the subjects of each task by outcome."""
+    rows = session.execute(
+        select(TaskSubject.task_id, TaskSubject.outcome, func.count())
+        .join(Task, Task.id == TaskSubject.task_id)
+        .where(Task.erasure_id.in_(erasure_ids), TaskSubject.outcome.is_not(None))
+        .group_by(TaskSubject.task_id, TaskSubject.outcome)
+    )
+    counts: dict[UUID, dict[SubjectOutcome, int]] = defaultdict(dict)
+    for task_id, outcome, count in rows:
+        counts[task_id][SubjectOutcome(str(outcome))] = count
+    return counts
 
 
 def people_by_outcome(session: Session, erasure_id: UUID) -> dict[str, int]:
-    """Count the people of a request who ended in each way, on at least one of its models."""
+    """Count the people of a request by outcome, on the models whose task is completed.
+
+    Someone with two outcomes on two models counts in both.
+    """
     rows = session.execute(
         select(TaskSubject.outcome, func.count(TaskSubject.ordinal.distinct()))
         .join(Task, Task.id == TaskSubject.task_id)
-        .where(Task.erasure_id == erasure_id, TaskSubject.outcome.is_not(None))
+        .where(
+            Task.erasure_id == erasure_id,
+            Task.state == TaskState.COMPLETED,
+            TaskSubject.outcome.is_not(None),
+        )
         .group_by(TaskSubject.outcome)
         .order_by(TaskSubject.outcome)
     )
     return {str(outcome): count for outcome, count in rows}
-
-
-def outcomes(session: Session, erasure_id: UUID) -> Sequence[Row[UUID, str | None, int]]:
-    return session.execute(
-        select(TaskSubject.task_id, TaskSubject.outcome, func.count())
-        .join(Task, Task.id == TaskSubject.task_id)
-        .where(Task.erasure_id == erasure_id, TaskSubject.outcome.is_not(None))
-        .group_by(TaskSubject.task_id, TaskSubject.outcome)
-    ).all()

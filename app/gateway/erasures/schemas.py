@@ -1,3 +1,5 @@
+"""Request and response schemas of erasures."""
+
 from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
@@ -5,7 +7,8 @@ from uuid import UUID
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from app.db.states import SubjectOutcome, TaskState
-from app.models.schemas import NAME
+from app.gateway.batches.schemas import BatchView
+from app.gateway.models.schemas import NAME
 
 NO_CONTROLS = r"^[^\x00-\x1f\x7f]+$"
 SubjectId = Annotated[str, Field(min_length=1, max_length=256, pattern=NO_CONTROLS)]
@@ -20,66 +23,109 @@ EXAMPLE: dict[str, Any] = {
 
 
 class ErasureDetails(BaseModel):
-    """What is said about a request beside whom it concerns."""
+    """Everything about an erasure request except whom it concerns."""
 
     model_config = ConfigDict(extra="forbid")
 
     models: list[Annotated[str, Field(pattern=NAME)]] | None = Field(
-        None, min_length=1, max_length=1000, description="Omitted: every model of the tenant."
+        None,
+        min_length=1,
+        max_length=1000,
+        description="The models to erase the subjects from. Omit it for every model of the tenant.",
     )
     reference: Short | None = Field(
-        None, description="Your own case number; never an identifier of the person."
+        None, description="Your own case number. Do not use an identifier of the person."
     )
-    reason: Short | None = None
-    jurisdiction: Annotated[str, Field(min_length=1, max_length=50, pattern=NO_CONTROLS)] | None = None
-    received_at: AwareDatetime | None = Field(None, description="When the person asked; omitted: now.")
+    reason: Short | None = Field(None, description="Why the request was made.")
+    jurisdiction: Annotated[str, Field(min_length=1, max_length=50, pattern=NO_CONTROLS)] | None = Field(
+        None, description="The law that applies, for example `GDPR`."
+    )
+    received_at: AwareDatetime | None = Field(
+        None, description="When the person asked. The deadline counts from here. Omit it for now."
+    )
 
 
 class ErasureRequest(ErasureDetails):
+    """A request to erase people from models."""
+
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
 
     subjects: list[SubjectId] = Field(
         min_length=1,
         max_length=10_000,
-        description="Identifiers as in the column subject_id of the datasets. They are compared character "
-        "by character after Unicode normalisation (NFC); case and spaces count.",
+        description="The people to erase, by their identifiers in the datasets' `subject_id` column. "
+        "Identifiers are compared character by character after Unicode normalisation (NFC). Case and spaces "
+        "count.",
     )
 
 
 class Extension(BaseModel):
+    """An extension of the deadline."""
+
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"reason": "complex request, GDPR art. 12(3)"}]}
     )
 
-    reason: Short
+    reason: Short = Field(description="Why the request needs more time.")
 
 
-class TaskShown(BaseModel):
-    model: str
-    state: TaskState
-    batch_id: UUID | None
-    version: int | None = Field(description="The version from which the subjects are erased.")
-    certificate_id: UUID | None
-    outcomes: dict[SubjectOutcome, int] = Field(description="How many subjects ended how.")
-    near_matches: int = Field(
-        description="People in this model's data whose identifier differs from that of someone who was not "
-        "found only in case, spacing or Unicode form. Nothing of theirs was touched."
+class TaskView(BaseModel):
+    """The part of an erasure that concerns one model."""
+
+    model: str = Field(description="The name of the model.")
+    state: TaskState = Field(description="The state of the erasure on this model.")
+    batch_id: UUID | None = Field(description="The batch that contains the task. Null until it is sealed.")
+    on_hold: bool = Field(description="Whether that batch is on hold until someone decides.")
+    completed_at: datetime | None = Field(description="When the task was completed. Null until then.")
+    version: int | None = Field(description="The first version of the model without the subjects' data.")
+    certificate_id: UUID | None = Field(description="The certificate of that version.")
+    outcomes: dict[SubjectOutcome, int] = Field(
+        description="How many subjects ended with each outcome. Empty until the task is completed."
     )
-    notice: str | None = Field(description="What to do about near matches, in a sentence.")
+    near_matches: int = Field(
+        description="How many people in this model's data have an identifier that differs only in case, "
+        "spacing or Unicode form from that of a subject who was not found. Their data was not changed. "
+        "0 until the task is completed."
+    )
+    notice: str | None = Field(description="What to do about near matches. Null if there are none.")
 
 
-class ErasureShown(BaseModel):
+class ErasureView(BaseModel):
+    """An erasure request and its progress."""
+
     id: UUID
-    state: TaskState
-    subjects: int
-    reference: str | None
-    reason: str | None
-    jurisdiction: str | None
-    received_at: datetime
-    due_at: datetime
-    extension_reason: str | None = Field(description="Why the deadline was extended, if it was.")
-    overdue: bool
-    tasks: list[TaskShown]
+    state: TaskState = Field(
+        description="The state of the least advanced task. `failed` if any task failed, `completed` if "
+        "there is none."
+    )
+    subjects: int = Field(description="The number of distinct people in the request.")
+    reference: str | None = Field(description="Your own case number.")
+    reason: str | None = Field(description="Why the request was made.")
+    jurisdiction: str | None = Field(description="The law that applies.")
+    received_at: datetime = Field(description="When the person asked.")
+    due_at: datetime = Field(
+        description="The deadline: one calendar month after `received_at`, unless extended."
+    )
+    extension_reason: str | None = Field(description="Why the deadline was extended. Null if it was not.")
+    completed_at: datetime | None = Field(
+        description="When the last task was completed. Null while the request is open or if it was withdrawn."
+    )
+    overdue: bool = Field(description="Whether the request is still open after its deadline.")
+    late_days: int = Field(
+        description="How many days after the deadline the request was completed, or how many have passed if "
+        "it is still open. A day that has begun counts. 0 if it is not late."
+    )
+    tasks: list[TaskView] = Field(description="One task per model.")
     warnings: list[str] = Field(
-        description="In the answer to the request alone: identifiers that look mistyped. They were accepted."
+        description="Identifiers that look mistyped, by count and position. They were accepted as sent. "
+        "Only in the answer to the request itself."
+    )
+
+
+class ErasureProgress(BaseModel):
+    """An erasure and the batches that its open tasks are in."""
+
+    erasure: ErasureView
+    batches: list[BatchView] = Field(
+        description="The batches of the open tasks. Empty if the API key may not read models."
     )

@@ -1,29 +1,45 @@
-"""Erasure requests: recorded with one task per model, identifiers encrypted, state derived."""
+"""Erasure requests: preparing, withdrawing, extending and describing them.
 
-from collections.abc import Iterable, Sequence
+Identifiers are encrypted before they are written. An erasure's state is derived from the states of its tasks.
+"""
+
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.clock import new_id, now
-from app.db import webhooks
-from app.db.states import SubjectOutcome, TaskState
-from app.db.tables import Erasure
-from app.erasures import identifiers, repository
-from app.erasures.deadlines import months_later
-from app.erasures.recording import Idempotency, Prepared
-from app.erasures.schemas import ErasureDetails, ErasureShown, TaskShown
-from app.errors import Conflict, InvalidRequest, NotFound
-from app.vault import Vault, row_of
-from certificate.commitment import normalise_identifier
+from app.core.clock import new_id, now
+from app.core.vault import Vault, row_of
+from app.db import audit_log, transitions
+from app.db.audit_log import Action
+from app.db.states import BatchState, SubjectOutcome, TaskState
+from app.db.tables import Batch, Erasure
+from app.gateway.auth.caller import Caller
+from app.gateway.auth.scopes import Scope
+from app.gateway.batches.service import describe_batches
+from app.gateway.erasures import repository
+from app.gateway.erasures.deadlines import days_late, months_later
+from app.gateway.erasures.recording import Idempotency, PreparedErasure
+from app.gateway.erasures.repository import TaskRow
+from app.gateway.erasures.schemas import ErasureDetails, ErasureProgress, ErasureView, TaskView
+from app.gateway.errors import Conflict, InvalidRequest, NotFound
+from lethe.certificate.commitment import normalise_identifier
 
-# From least to most advanced; `failed` stands outside and wins.
+# From least to most advanced. `failed` is not in the order: it always wins.
 _ORDER = (TaskState.RECEIVED, TaskState.BATCHED, TaskState.RUNNING, TaskState.COMPLETED, TaskState.WITHDRAWN)
+ENDED_TASK = (TaskState.COMPLETED, TaskState.FAILED, TaskState.WITHDRAWN)
+_INVISIBLE = frozenset({"Cc", "Cf"})  # control and format characters; the latter include zero-width ones
 
 
 def derived_state(tasks: Iterable[TaskState]) -> TaskState:
-    """Failed if any task is, completed when all are, else the least advanced; no task: nothing to do."""
+    """Derive an erasure's state from its tasks.
+
+    It is `failed` if any task failed, otherwise the state of the least advanced task. An erasure without a
+    task is completed: there is nothing to do.
+    """
     states = set(tasks) or {TaskState.COMPLETED}
     return TaskState.FAILED if TaskState.FAILED in states else min(states, key=_ORDER.index)
 
@@ -35,13 +51,13 @@ def prepare(
     subjects: Iterable[str],
     idempotency_key: str | None,
     traceparent: str | None = None,
-) -> Prepared:
-    """Do everything about a request that needs no database: encryption, deadline, fingerprint, warnings."""
+) -> PreparedErasure:
+    """Do all work on a request that needs no database: encryption, deadline, fingerprint and warnings."""
     created = now()
     received = _plausible(details.received_at or created, created)
     erasure_id = new_id()
     unique = list(dict.fromkeys(normalise_identifier(subject) for subject in subjects))
-    return Prepared(
+    return PreparedErasure(
         erasure={
             "id": erasure_id,
             "tenant_id": tenant_id,
@@ -56,16 +72,17 @@ def prepare(
         },
         identifiers=[vault.encrypt(subject, row=row_of(erasure_id, i)) for i, subject in enumerate(unique)],
         people=[vault.person(tenant_id, subject) for subject in unique],
-        warnings=identifiers.warnings(unique),
+        warnings=identifier_warnings(unique),
         models=None if details.models is None else frozenset(details.models),
         idempotency=None
         if idempotency_key is None
         else _idempotency(vault, idempotency_key, details, unique),
+        actor=audit_log.current_actor(),
     )
 
 
 def _idempotency(vault: Vault, key: str, details: ErasureDetails, subjects: Sequence[str]) -> Idempotency:
-    """Keyed hashes: neither the caller's key nor the payload can be read, or guessed, from the database."""
+    """Return keyed hashes: neither the key nor the request can be read or guessed from the database."""
     payload = "\0".join([details.model_dump_json(exclude={"subjects"}), *subjects])
     return Idempotency(
         key_hash=vault.keyed_hash(key, purpose="idempotency key"),
@@ -73,52 +90,78 @@ def _idempotency(vault: Vault, key: str, details: ErasureDetails, subjects: Sequ
     )
 
 
+def _plausible(received: datetime, created: datetime) -> datetime:
+    if not created - timedelta(days=3653) <= received <= created + timedelta(minutes=5):
+        raise InvalidRequest("received_at must lie in the past, and at most ten years ago.")
+    return received
+
+
 def get(session: Session, tenant_id: UUID, erasure_id: UUID) -> Erasure:
+    """Return an erasure of the tenant, or raise `NotFound`."""
     erasure = repository.by_id(session, tenant_id, erasure_id)
     if erasure is None:
-        raise NotFound("There is no such erasure.")
+        raise NotFound("Your tenant has no erasure with this id.")
     return erasure
 
 
 def withdraw(session: Session, tenant_id: UUID, erasure_id: UUID, model: str | None) -> Erasure:
+    """Withdraw the tasks that are not sealed yet, or only the one on `model`.
+
+    Their identifiers are deleted.
+    """
     erasure = get(session, tenant_id, erasure_id)
-    if not repository.withdraw(session, erasure.id, model):
+    if not transitions.withdraw_tasks(session, erasure.id, model):
         raise Conflict(
-            "No task of this erasure can be withdrawn: each is sealed, ended or withdrawn already."
+            "No task of this erasure can be withdrawn: each one is already sealed in a batch, finished or "
+            "withdrawn."
         )
-    webhooks.note(session, "withdrawn", erasure.id)
+    details = {} if model is None else {"model": model}
+    audit_log.record(session, tenant_id, Action.ERASURE_WITHDRAWN, f"erasure/{erasure_id}", details)
     return erasure
 
 
 def extend(session: Session, tenant_id: UUID, erasure_id: UUID, reason: str) -> Erasure:
-    """By two further months, once, with a reason (GDPR art. 12(3))."""
+    """Extend the deadline by two months, once, with a reason (GDPR art. 12(3))."""
     erasure = get(session, tenant_id, erasure_id)
     due_at = months_later(erasure.received_at, 3)
     if not repository.extend(session, erasure, due_at=due_at, reason=reason, at=now()):
-        raise Conflict("The deadline was extended already; it can be extended once.")
+        raise Conflict("The deadline was extended before. It can be extended only once.")
+    due = {"due_at": due_at.isoformat()}
+    audit_log.record(session, tenant_id, Action.ERASURE_EXTENDED, f"erasure/{erasure_id}", due)
     return erasure
 
 
-def shown(session: Session, erasure: Erasure) -> ErasureShown:
-    """Return the erasure as its tenant sees it, with one task per model."""
-    counts: dict[UUID, dict[SubjectOutcome, int]] = {}
-    for task_id, outcome, count in repository.outcomes(session, erasure.id):
-        counts.setdefault(task_id, {})[SubjectOutcome(str(outcome))] = count
-    tasks = [
-        TaskShown(
-            model=model,
-            state=TaskState(task.state),
-            batch_id=task.batch_id,
-            version=version,
-            certificate_id=certificate,
-            outcomes=counts.get(task.id, {}),
-            near_matches=task.near_matches or 0,
-            notice=identifiers.near_match_notice(task.near_matches or 0),
-        )
-        for task, model, version, certificate in repository.tasks(session, erasure.id)
+def describe_erasure(session: Session, erasure: Erasure) -> ErasureView:
+    """Return an erasure as its tenant sees it, with one task per model."""
+    return describe_erasures(session, [erasure])[0]
+
+
+def describe_progress(session: Session, erasure: Erasure, caller: Caller) -> ErasureProgress:
+    """Return an erasure with the batches of its open tasks, if the caller may read them."""
+    view = describe_erasure(session, erasure)
+    open_batches = {task.batch_id for task in view.tasks if task.batch_id and task.state not in ENDED_TASK}
+    if not open_batches or not caller.may(Scope.MODELS_READ):
+        return ErasureProgress(erasure=view, batches=[])
+    rows = session.scalars(select(Batch).where(Batch.id.in_(open_batches)).order_by(Batch.id)).all()
+    return ErasureProgress(erasure=view, batches=describe_batches(session, rows, caller))
+
+
+def describe_erasures(session: Session, erasures: Sequence[Erasure]) -> list[ErasureView]:
+    """Return erasures as their tenant sees them. Takes two queries, however many there are."""
+    ids = [erasure.id for erasure in erasures]
+    tasks = repository.tasks_by_erasure(session, ids)
+    outcomes = repository.outcomes_by_task(session, ids)
+    return [
+        _erasure_view(erasure, [_task_view(row, outcomes) for row in tasks.get(erasure.id, ())])
+        for erasure in erasures
     ]
+
+
+def _erasure_view(erasure: Erasure, tasks: list[TaskView]) -> ErasureView:
     state = derived_state(task.state for task in tasks)
-    return ErasureShown(
+    completed_at = _completed_at(erasure, state, tasks)
+    is_open = state not in (TaskState.COMPLETED, TaskState.WITHDRAWN)
+    return ErasureView(
         id=erasure.id,
         state=state,
         subjects=erasure.subjects,
@@ -128,13 +171,87 @@ def shown(session: Session, erasure: Erasure) -> ErasureShown:
         received_at=erasure.received_at,
         due_at=erasure.due_at,
         extension_reason=erasure.extension_reason,
-        overdue=state not in (TaskState.COMPLETED, TaskState.WITHDRAWN) and erasure.due_at < now(),
+        completed_at=completed_at,
+        overdue=is_open and erasure.due_at < now(),
+        late_days=days_late(erasure.due_at, now() if is_open else completed_at),
         tasks=tasks,
         warnings=[],
     )
 
 
-def _plausible(received: datetime, created: datetime) -> datetime:
-    if not created - timedelta(days=3653) <= received <= created + timedelta(minutes=5):
-        raise InvalidRequest("received_at must lie in the past ten years.")
-    return received
+def _completed_at(erasure: Erasure, state: TaskState, tasks: Sequence[TaskView]) -> datetime | None:
+    """Return when a completed erasure was completed. One without a task had nothing to wait for."""
+    if state != TaskState.COMPLETED:
+        return None
+    times = [task.completed_at for task in tasks if task.completed_at is not None]
+    return max(times, default=erasure.created_at)
+
+
+def _task_view(row: TaskRow, outcomes: Mapping[UUID, Mapping[SubjectOutcome, int]]) -> TaskView:
+    task, model, version, certificate_id, batch_state = row
+    completed = task.state == TaskState.COMPLETED
+    near_matches = (task.near_matches or 0) if completed else 0
+    return TaskView(
+        model=model,
+        state=TaskState(task.state),
+        batch_id=task.batch_id,
+        on_hold=batch_state == BatchState.HELD,
+        completed_at=task.completed_at,
+        version=version,
+        certificate_id=certificate_id,
+        # A worker writes outcomes before the version is published. They are true once the task is completed.
+        outcomes=dict(outcomes.get(task.id, {})) if completed else {},
+        near_matches=near_matches,
+        notice=near_match_notice(near_matches),
+    )
+
+
+# Identifiers that look mistyped. They are accepted as sent, and the sender is warned.
+
+
+def identifier_warnings(subjects: Iterable[str]) -> list[str]:
+    """Return one sentence for each kind of likely mistake, with its count and first position.
+
+    The sentences contain no identifier.
+
+    >>> identifier_warnings(["ada", "bob "])[0]
+    '1 identifier begins or ends with white space (number 2 of the request). It is compared as sent.'
+    """
+    places: list[list[int]] = [[] for _ in _MISTAKES]
+    for number, subject in enumerate(subjects, 1):
+        for (_, _, suspicious), numbers in zip(_MISTAKES, places, strict=True):
+            if suspicious(subject):
+                numbers.append(number)
+    return [
+        f"1 identifier {one} (number {numbers[0]} of the request). It is compared as sent."
+        if len(numbers) == 1
+        else f"{len(numbers)} identifiers {many} (the first is number {numbers[0]} of the request). "
+        "They are compared as sent."
+        for (one, many, _), numbers in zip(_MISTAKES, places, strict=True)
+        if numbers
+    ]
+
+
+def near_match_notice(people: int) -> str | None:
+    """Return what the tenant should do about near matches, or None if there are none."""
+    if not people:
+        return None
+    who, meant = ("1 person", "that person") if people == 1 else (f"{people} people", "one of them")
+    return (
+        f"{who} in this model's data {'has' if people == 1 else 'have'} an identifier that differs only in "
+        f"case, spacing or Unicode form. Check the spelling and send a new request if {meant} is meant."
+    )
+
+
+def _is_padded(subject: str) -> bool:
+    return subject != subject.strip()
+
+
+def _has_invisible(subject: str) -> bool:
+    return not subject.isprintable() and any(unicodedata.category(c) in _INVISIBLE for c in subject)
+
+
+_MISTAKES: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
+    ("begins or ends with white space", "begin or end with white space", _is_padded),
+    ("contains control or zero-width characters", "contain control or zero-width characters", _has_invisible),
+)

@@ -1,96 +1,107 @@
-"""Figures looked up when someone asks: every gateway gives the same, and no restart loses them.
+"""The collector behind `/metrics`. It reads SQL and Redis at each scrape.
 
-Nothing here is about a person, and nothing is an exact function of the training data: what was measured on
-it, Δ foremost, stays in the evidence. That Δ ≤ Δ* held is what a release by unlearning means; one that had to
-retrain instead shows in `lethe_releases_total`, one that could do neither in `lethe_batches_held`.
+Every gateway reports the same values, and a restart loses none.
+
+No metric is about a single person, and none is an exact function of the training data: measurements such as Δ
+stay in the evidence. A release by unlearning implies Δ ≤ Δ*. A release that had to retrain instead shows in
+`lethe_releases_total`, and a batch that could do neither in `lethe_batches_held`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 from redis.exceptions import RedisError
 from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from app import logs
-from app.bootstrap import Services
-from app.clock import now
+from app.core import logging
+from app.core.clock import now
+from app.db import log_store
 from app.db.states import BatchState, HeldReason
-from app.db.tables import Batch, Certificate
+from app.db.tables import Batch, Certificate, LogHead
 from app.db.webhooks import DeliveryState, WebhookDelivery
-from app.metrics import durations, jobs, merkle_log, models
-from app.metrics.families import age, by_label, gauge
+from app.gateway.metrics import durations, jobs, models
+from app.gateway.metrics.catalogue import Metric, counter_by, gauge, gauge_by, seconds_since
+from app.services import Services
+from lethe.certificate import merkle
+from lethe.certificate.errors import LogProofInvalid
+from lethe.certificate.tree_head import parse_tree_head
 
-log = logs.get("metrics")
+log = logging.get_logger("metrics")
+MECHANISMS = ("tr", "retrain", "discarded")
 
 
-class Figures(Collector):
+class ServiceCollector(Collector):
+    """Collects the metrics of the whole deployment, all tenants included."""
+
     def __init__(self, services: Services, clock: Callable[[], datetime] = now) -> None:
         self._services, self._now = services, clock
 
-    def collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("lethe_part_up", "Whether a part answers: 1 or 0.", labels=["part"])
-        for part, look in (("database", self._from_sql), ("redis", self._from_redis)):
+    def collect(self) -> Iterator[MetricFamily]:
+        """Yield every metric that can be read now. A part that does not answer is reported as down."""
+        up = {}
+        for part, read in (("database", self._read_sql), ("redis", self._read_redis)):
             try:
-                found = list(look())
+                families = list(read())
             except (SQLAlchemyError, RedisError) as problem:
-                log.warning("no figures", part=part, problem=type(problem).__name__)
-                up.add_metric([part], 0)
+                log.warning("metrics unavailable", part=part, problem=type(problem).__name__)
+                up[part] = 0.0
             else:
-                up.add_metric([part], 1)
-                yield from found
-        yield up
+                up[part] = 1.0
+                yield from families
+        yield gauge_by(Metric.PART_UP, up)
 
-    def _from_redis(self) -> Iterator[Metric]:
-        waiting = self._services.queue.count
-        yield gauge("lethe_queue_messages", "Messages in the queue, not yet taken.", waiting)
+    def _read_redis(self) -> Iterator[MetricFamily]:
+        yield gauge(Metric.QUEUE_MESSAGES, self._services.queue.count)
 
-    def _from_sql(self) -> Iterator[Metric]:
+    def _read_sql(self) -> Iterator[MetricFamily]:
         moment, settings = self._now(), self._services.settings
         with self._services.database.reading() as session:
-            yield from requests(session, moment)
-            yield from batches(session)
-            yield from webhooks(session, moment)
-            yield from durations.stages(session, moment)
-            yield from jobs.figures(session, moment, alive=timedelta(seconds=settings.dead_after))
-            yield from models.figures(session, moment)
-            yield from merkle_log.figures(session)
+            open_requests = models.open_requests(session, moment)
+            yield from collect_requests(open_requests)
+            yield from collect_batches(session)
+            yield from collect_webhooks(session, moment)
+            yield from collect_log(session)
+            yield from durations.collect_durations(session, moment)
+            yield from jobs.collect_jobs(session, moment, dead_after=timedelta(seconds=settings.dead_after))
+            yield from models.collect_models(session, open_requests)
 
 
-def requests(session: Session, moment: datetime) -> Iterator[Metric]:
-    """Counted once for each model that they ask to forget someone; a failed one is still open."""
-    total, failed = dict.fromkeys(models.DUE, 0), 0
-    for found in models.open_requests(session, moment):
-        total[found.due] += found.count
-        failed += found.count if found.failed else 0
-    yield by_label("lethe_requests_open", "Requests not fulfilled, by time to the deadline.", "due", total)
-    yield gauge("lethe_requests_failed", "Requests whose batch failed; nobody tries them again.", failed)
+def collect_requests(groups: Sequence[models.OpenRequests]) -> Iterator[MetricFamily]:
+    """Count open requests, once for each model they concern. A failed one is still open."""
+    counts, failed = dict.fromkeys(models.DUE, 0.0), 0
+    for group in groups:
+        counts[group.due] += group.count
+        failed += group.count if group.failed else 0
+    yield gauge_by(Metric.REQUESTS_OPEN, counts)
+    yield gauge(Metric.REQUESTS_FAILED, failed)
 
 
-def batches(session: Session) -> Iterator[Metric]:
+def collect_batches(session: Session) -> Iterator[MetricFamily]:
+    """Count batches by state, batches on hold by reason, and releases by mechanism."""
     rows = session.execute(select(Batch.state, func.count()).group_by(Batch.state)).all()
     states = dict.fromkeys(map(str, BatchState), 0) | {str(state): count for state, count in rows}
-    yield by_label("lethe_batches", "Batches by state.", "state", states)
+    yield gauge_by(Metric.BATCHES, states)
     held = session.execute(
         select(Batch.held_reason, func.count())
         .where(Batch.state == BatchState.HELD)
         .group_by(Batch.held_reason)
     ).all()
     reasons = dict.fromkeys(map(str, HeldReason), 0) | {str(reason): count for reason, count in held}
-    yield by_label("lethe_batches_held", "Batches that await a decision, by reason.", "reason", reasons)
-    made = session.execute(select(Certificate.mechanism, func.count()).group_by(Certificate.mechanism)).all()
-    releases = CounterMetricFamily("lethe_releases", "Certified releases.", labels=["mechanism"])
-    known = dict.fromkeys(("tr", "retrain", "discarded"), 0) | {str(name): count for name, count in made}
-    for mechanism, count in known.items():
-        releases.add_metric([mechanism], count)
-    yield releases
+    yield gauge_by(Metric.BATCHES_HELD, reasons)
+    issued = session.execute(
+        select(Certificate.mechanism, func.count()).group_by(Certificate.mechanism)
+    ).all()
+    releases = dict.fromkeys(MECHANISMS, 0) | {str(name): count for name, count in issued}
+    yield counter_by(Metric.RELEASES, releases)
 
 
-def webhooks(session: Session, moment: datetime) -> Iterator[Metric]:
+def collect_webhooks(session: Session, moment: datetime) -> Iterator[MetricFamily]:
+    """Count webhook deliveries that have not succeeded, and report the age of the oldest."""
     open_states = (DeliveryState.PENDING, DeliveryState.DEAD)
     rows = session.execute(
         select(WebhookDelivery.state, func.count())
@@ -98,10 +109,32 @@ def webhooks(session: Session, moment: datetime) -> Iterator[Metric]:
         .group_by(WebhookDelivery.state)
     ).all()
     counts = dict.fromkeys(map(str, open_states), 0) | {str(state): count for state, count in rows}
-    yield by_label("lethe_webhook_deliveries", "Deliveries not made: pending or given up.", "state", counts)
+    yield gauge_by(Metric.WEBHOOK_DELIVERIES, counts)
     oldest = session.scalar(
         select(func.min(WebhookDelivery.created_at)).where(WebhookDelivery.state == DeliveryState.PENDING)
     )
-    yield gauge(
-        "lethe_webhook_oldest_pending_seconds", "Age of the oldest pending delivery.", age(oldest, moment)
-    )
+    yield gauge(Metric.WEBHOOK_OLDEST_PENDING_SECONDS, seconds_since(oldest, moment))
+
+
+def collect_log(session: Session) -> Iterator[MetricFamily]:
+    """Report the size of the certificate log and whether it agrees with its signed tree head.
+
+    This is a quick check. An auditor proves consistency with `lethe verify --since`.
+    """
+    head = log_store.log_head(session)
+    certificates = session.scalar(select(func.count()).select_from(Certificate)) or 0
+    size = head.size if head is not None else 0
+    statements = (head.statements or 0) if head is not None else 0
+    complete = size == certificates + statements
+    consistent = complete and (head is None or size == 0 or _matches_stored_tree(session, head))
+    yield gauge(Metric.LOG_SIZE, size)
+    yield gauge(Metric.LOG_CONSISTENT, int(consistent))
+
+
+def _matches_stored_tree(session: Session, head: LogHead) -> bool:
+    try:
+        signed = parse_tree_head(head.tree_head)
+        root = log_store.over_log(session, partial(merkle.root, head.size))
+    except (LogProofInvalid, KeyError):
+        return False
+    return (signed.size, signed.root) == (head.size, root)

@@ -1,6 +1,6 @@
-"""Figures by model: what is open and when it is due, and what is spent of ε.
+"""Metrics by model: open requests by deadline, and how much of ε is spent.
 
-At most `MOST_MODELS` models are told apart, oldest first; how many are not is a figure of its own.
+At most `MAX_MODELS` models have series of their own, oldest first. `lethe_models_not_shown` counts the rest.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,101 +8,104 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import Metric as MetricFamily
 from pydantic import ValidationError
 from sqlalchemy import Row, case, func, select
 from sqlalchemy.orm import Session
 
 from app.db.manifest import Manifest
 from app.db.states import ModelState, TaskState
-from app.db.tables import Certificate, Model, Task, Tenant
-from app.metrics.families import gauge
-from certificate import envelope, statement
-from certificate.predicate import Lifetime
-from certificate.predicate_v1 import LifetimeV1
+from app.db.tables import Certificate, Model, Task, Tenant, task_is_open
+from app.gateway.metrics.catalogue import Metric, gauge, labelled_gauge
+from lethe.certificate import envelope, statement
+from lethe.certificate.predicate import Lifetime
+from lethe.certificate.predicate_v1 import LifetimeV1
 
-MOST_MODELS = 500
+MAX_MODELS = 500
 WITHIN = {"1d": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
 DUE = ("overdue", *WITHIN, "later")
-OPEN = (TaskState.RECEIVED, TaskState.BATCHED, TaskState.RUNNING, TaskState.FAILED)
 
 
 @dataclass(frozen=True)
-class Open:
+class OpenRequests:
+    """How many open requests of a model are due in the same period."""
+
     model_id: UUID
     due: str
     failed: bool
     count: int
 
 
-def open_requests(session: Session, moment: datetime) -> list[Open]:
-    """The index on model and state is used: tasks that ended, the most of them, are not looked at."""
-    due = case(
-        (Task.due_at < moment, "overdue"),
-        *((Task.due_at < moment + time, name) for name, time in WITHIN.items()),
-        else_="later",
-    ).label("due")
-    failed = (Task.state == TaskState.FAILED).label("failed")
+def open_requests(session: Session, moment: datetime) -> list[OpenRequests]:
+    """Count open requests by model and period.
+
+    The query reads an index of the open tasks in its own order, so it sorts nothing and skips the many tasks
+    that have ended.
+    """
+    limits = [moment, *(moment + time for time in WITHIN.values())]
+    due_before = [func.sum(case((Task.due_at < limit, 1), else_=0)) for limit in limits]
     rows = session.execute(
-        select(Task.model_id, due, failed, func.count())
-        .where(Task.model_id.in_(select(Model.id)), Task.state.in_(OPEN))
-        .group_by(Task.model_id, "due", "failed")
+        select(Task.model_id, Task.state, *due_before, func.count())
+        .where(task_is_open())
+        .group_by(Task.model_id, Task.state)
     )
-    return [Open(model_id, name, bool(lost), count) for model_id, name, lost, count in rows]
+    return [
+        OpenRequests(model_id, due, state == TaskState.FAILED, count)
+        for model_id, state, *totals in rows
+        for due, count in zip(DUE, _differences(totals), strict=True)
+        if count
+    ]
 
 
-def figures(session: Session, moment: datetime) -> Iterator[Metric]:
-    live = session.execute(
+def _differences(totals: Sequence[int]) -> list[int]:
+    """Return how much each total adds to the one before it."""
+    return [after - before for before, after in zip((0, *totals), totals, strict=False)]
+
+
+def collect_models(session: Session, groups: Sequence[OpenRequests]) -> Iterator[MetricFamily]:
+    """Report the number of models, and open requests and privacy budget of each."""
+    labelled = session.execute(
         select(Model, Tenant.name)
         .join(Tenant, Tenant.id == Model.tenant_id)
         .where(Model.state != ModelState.RETIRED)
         .order_by(Model.id)
-        .limit(MOST_MODELS)
+        .limit(MAX_MODELS)
     ).all()
-    alive = session.scalar(select(func.count()).where(Model.state != ModelState.RETIRED)) or 0
-    yield gauge("lethe_models", "Models that are not retired.", alive)
-    yield gauge("lethe_models_not_shown", "Of these, without figures of their own.", alive - len(live))
-    yield _open(session, live, moment)
-    yield from _budgets(session, live)
+    total = session.scalar(select(func.count()).where(Model.state != ModelState.RETIRED)) or 0
+    yield gauge(Metric.MODELS, total)
+    yield gauge(Metric.MODELS_NOT_SHOWN, total - len(labelled))
+    yield _count_open_requests(labelled, groups)
+    yield from _report_budgets(session, labelled)
 
 
-def _open(session: Session, live: Sequence[Row[Model, str]], moment: datetime) -> Metric:
-    names = {model.id: (tenant, model.name) for model, tenant in live}
+def _count_open_requests(models: Sequence[Row[Model, str]], groups: Sequence[OpenRequests]) -> MetricFamily:
+    names = {model.id: (tenant, model.name) for model, tenant in models}
     counts = {(*labels, due): 0 for labels in names.values() for due in DUE}
-    for found in open_requests(session, moment):
-        if found.model_id in names:
-            counts[(*names[found.model_id], found.due)] += found.count
-    family = GaugeMetricFamily(
-        "lethe_model_requests_open",
-        "Requests not fulfilled, by model and time to the deadline.",
-        labels=["tenant", "model", "due"],
-    )
-    for labels, count in counts.items():
-        family.add_metric(labels, count)
-    return family
+    for group in groups:
+        if group.model_id in names:
+            counts[(*names[group.model_id], group.due)] += group.count
+    return labelled_gauge(Metric.MODEL_REQUESTS_OPEN, counts)
 
 
-def _budgets(session: Session, live: Sequence[Row[Model, str]]) -> Iterator[Metric]:
-    """As the newest certificate states it. An estimate is no ε: such a model has no figure."""
-    labels = ["tenant", "model"]
-    spent = GaugeMetricFamily("lethe_model_epsilon_spent", "ε since the last retraining.", labels=labels)
-    cap = GaugeMetricFamily("lethe_model_epsilon_cap", "The most it may become.", labels=labels)
-    said = _lifetimes(session)
-    for model, tenant in live:
-        lifetime = said.get(model.id)
+def _report_budgets(session: Session, models: Sequence[Row[Model, str]]) -> Iterator[MetricFamily]:
+    """Report ε as the newest certificate states it. An estimate is not an ε, so such a model has no value."""
+    spent: dict[tuple[str, ...], float] = {}
+    cap: dict[tuple[str, ...], float] = {}
+    lifetimes = _newest_lifetimes(session)
+    for model, tenant in models:
+        lifetime = lifetimes.get(model.id)
         if lifetime is None or lifetime.epsilon_total is not None:
-            spent.add_metric([tenant, model.name], (lifetime and lifetime.epsilon_total) or 0.0)
+            spent[tenant, model.name] = (lifetime and lifetime.epsilon_total) or 0.0
         try:
-            cap.add_metric(
-                [tenant, model.name], Manifest.model_validate(model.manifest).policy.lifetime_epsilon
-            )
-        except ValidationError:  # of a version this one does not know; the others are still shown
+            policy = Manifest.model_validate(model.manifest).policy
+        except ValidationError:  # written by another version of Lethe; the other models still have values
             continue
-    yield from (spent, cap)
+        cap[tenant, model.name] = policy.lifetime_epsilon
+    yield labelled_gauge(Metric.EPSILON_SPENT, spent)
+    yield labelled_gauge(Metric.EPSILON_CAP, cap)
 
 
-def _lifetimes(session: Session) -> dict[UUID, Lifetime | LifetimeV1]:
+def _newest_lifetimes(session: Session) -> dict[UUID, Lifetime | LifetimeV1]:
     newest = (
         select(Certificate.model_id, func.max(Certificate.chain_index).label("last"))
         .group_by(Certificate.model_id)
@@ -117,7 +120,7 @@ def _lifetimes(session: Session) -> dict[UUID, Lifetime | LifetimeV1]:
         .join(Model, Model.id == Certificate.model_id)
         .where(Model.state != ModelState.RETIRED)
         .order_by(Certificate.model_id)
-        .limit(MOST_MODELS)
+        .limit(MAX_MODELS)
     )
     return {
         model_id: statement.parse(envelope.parse(raw).payload).predicate.lifetime for model_id, raw in rows

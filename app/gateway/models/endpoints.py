@@ -1,20 +1,33 @@
+"""Endpoints for models."""
+
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
 
-from app.access.guard import CanAdminModels, CanReadModels, ServicesOf
+from app.db.states import ModelState
 from app.db.tables import Model
-from app.models import repository, retirement, service
-from app.models.schemas import (
-    Appending,
-    Flushed,
-    Holding,
+from app.gateway.auth.guard import CanAdminModels, CanReadModels, ServicesOf
+from app.gateway.event_stream import (
+    LONGEST_STREAM,
+    STREAM_RESPONSES,
+    LastEventId,
+    StreamTimeout,
+    follow_changes,
+)
+from app.gateway.models import repository, service
+from app.gateway.models.schemas import (
+    AppendStarted,
+    DatasetPartView,
+    FlushResult,
     ManifestPatch,
     ModelName,
     ModelRequest,
-    ModelShown,
+    ModelView,
 )
-from app.paging import Cursor, Limit, Page, paged
+from app.gateway.pagination import Cursor, Limit, Page, fetch_page
+from app.gateway.wake_up import WAKES_DISPATCHER
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -22,111 +35,136 @@ router = APIRouter(prefix="/v1/models", tags=["models"])
 @router.post("", status_code=201)
 def create_model(
     body: ModelRequest, response: Response, caller: CanAdminModels, services: ServicesOf
-) -> ModelShown:
-    """Describe a model. Then send its data, and weights if it is trained already; then validate it."""
+) -> ModelView:
+    """Create a model from a manifest.
+
+    Next, upload its data, and its weights if it is already trained. Then validate it.
+    """
     with services.database.writing() as session:
         model = service.create(session, caller.tenant_id, body)
         response.headers["Location"] = f"/v1/models/{model.name}"
-        return service.shown(session, model)
+        return service.describe_model(session, model)
 
 
 @router.get("")
 def list_models(
     caller: CanReadModels, services: ServicesOf, limit: Limit = 50, cursor: Cursor = None
-) -> Page[ModelShown]:
-    """Newest first."""
+) -> Page[ModelView]:
+    """List your tenant's models, newest first."""
     with services.database.reading() as session:
-        return paged(
+        return fetch_page(
             session,
             repository.of_tenant(caller.tenant_id),
             Model.id,
             limit=limit,
             cursor=cursor,
-            show=lambda model: service.shown(session, model),
+            describe=lambda models: service.describe_models(session, models),
         )
 
 
 @router.get("/{name}")
-def get_model(name: ModelName, caller: CanReadModels, services: ServicesOf) -> ModelShown:
-    """State, policy, what registration measured, and how many subjects wait."""
+def get_model(name: ModelName, caller: CanReadModels, services: ServicesOf) -> ModelView:
+    """Return a model: its state, policy, registration report, and how many people wait for erasure."""
     with services.database.reading() as session:
-        return service.shown(session, service.get(session, caller.tenant_id, name))
+        return service.describe_model(session, service.get(session, caller.tenant_id, name))
+
+
+@router.get("/{name}/changes", response_class=StreamingResponse, responses=STREAM_RESPONSES)
+async def follow_model(
+    name: ModelName,
+    request: Request,
+    caller: CanReadModels,
+    services: ServicesOf,
+    last_event_id: LastEventId = None,
+    timeout: StreamTimeout = LONGEST_STREAM,
+) -> StreamingResponse:
+    """Stream a model as server-sent events: as it is now, and after every change, until it is retired."""
+
+    def read() -> tuple[BaseModel, bool]:
+        model = get_model(name, caller, services)
+        return model, model.state == ModelState.RETIRED
+
+    return await follow_changes(request, read, last_event_id=last_event_id, timeout=timeout)
 
 
 @router.patch("/{name}")
 def change_model(
     name: ModelName, body: ManifestPatch, caller: CanAdminModels, services: ServicesOf
-) -> ModelShown:
-    """Change the policy by JSON Merge Patch; a sealed batch keeps the one it was sealed under.
+) -> ModelView:
+    """Change the policy by JSON Merge Patch. A batch keeps the policy it was sealed under.
 
-    Before registration the rest of the manifest can be mended the same way.
+    Before registration you can change the rest of the manifest in the same way.
     """
     with services.database.writing() as session:
         patch = body.model_dump(exclude_unset=True)
-        return service.shown(session, service.change(session, caller.tenant_id, name, patch))
+        return service.describe_model(session, service.change(session, caller.tenant_id, name, patch))
 
 
 @router.delete("/{name}")
-def retire_model(name: ModelName, caller: CanAdminModels, services: ServicesOf) -> ModelShown:
-    """Retire, and delete data and checkpoints. Certificates stay.
+def retire_model(name: ModelName, caller: CanAdminModels, services: ServicesOf) -> ModelView:
+    """Retire a model and delete its data and weights. Its certificates remain.
 
-    Refused while an erasure waits, runs or has failed. A model that never became ready may be retired all
-    the same: erasures that wait for it end with its data.
+    Refused while an erasure is waiting, running or failed. A model that never became ready can be retired
+    anyway: erasures that wait for it are completed, because its data is deleted.
     """
     with services.database.writing() as session:
-        model = service.shown(session, retirement.retire(session, caller.tenant_id, name))
-    retirement.delete_files(services, model.id)
+        model = service.describe_model(session, service.retire(session, caller.tenant_id, name))
+    service.delete_files(services, model.id)
     return model
 
 
-@router.get("/{name}/dataset")
-def list_dataset(name: ModelName, caller: CanReadModels, services: ServicesOf) -> list[Holding]:
-    """The parts the model holds, those that wait to be appended, and those still to be imported."""
+@router.get("/{name}/dataset", summary="List dataset parts")
+def list_dataset(name: ModelName, caller: CanReadModels, services: ServicesOf) -> list[DatasetPartView]:
+    """List the parts of a model's data: those in use, those staged, and those still to be imported."""
     with services.database.reading() as session:
-        return service.holdings(session, service.get(session, caller.tenant_id, name))
+        return service.list_parts(session, service.get(session, caller.tenant_id, name))
 
 
-@router.post("/{name}/validate", status_code=202)
+@router.post("/{name}/validate", status_code=202, dependencies=[WAKES_DISPATCHER])
 def validate_model(
     name: ModelName, response: Response, caller: CanAdminModels, services: ServicesOf
-) -> ModelShown:
-    """Start registration: a worker checks data and weights, and answers ready or rejected."""
+) -> ModelView:
+    """Start registration. A worker checks data and weights, and trains the model if it has no weights.
+
+    The model's state then becomes `ready` or `rejected`.
+    """
     with services.database.writing() as session:
         model = service.start_validation(session, caller.tenant_id, name)
         response.headers["Location"] = f"/v1/models/{name}"
         response.headers["Retry-After"] = "1"
-        return service.shown(session, model)
+        return service.describe_model(session, model)
 
 
-@router.post("/{name}/append", status_code=202)
+@router.post("/{name}/append", status_code=202, dependencies=[WAKES_DISPATCHER])
 def append_rows(
     name: ModelName, response: Response, caller: CanAdminModels, services: ServicesOf
-) -> Appending:
-    """Add the parts sent since registration to the training data, fit, and publish the next version.
+) -> AppendStarted:
+    """Add the parts uploaded since registration to the training data, fit the model, and publish a version.
 
-    The release is noised, certified and counted like any other: it started from a version that those
-    erased before had shaped.
+    The release is noised, certified and counted like any other, because it starts from a version that people
+    erased earlier have influenced.
     """
     with services.database.writing() as session:
         batch = service.start_append(session, caller.tenant_id, name)
         response.headers["Location"] = f"/v1/batches/{batch.id}"
         response.headers["Retry-After"] = "1"
-        return Appending(batch_id=batch.id)
+        return AppendStarted(batch_id=batch.id)
 
 
-@router.post("/{name}/flush", status_code=202)
+@router.post("/{name}/flush", status_code=202, dependencies=[WAKES_DISPATCHER])
 def flush_model(
     name: ModelName,
     caller: CanAdminModels,
     services: ServicesOf,
     force: Annotated[
-        bool, Query(description="Also with fewer people than the policy's `min_batch_subjects`.")
+        bool,
+        Query(description="Seal the batch even with fewer people than the policy's `min_batch_subjects`."),
     ] = False,
-) -> Flushed:
-    """Seal what waits now instead of waiting for count, age or deadline.
+) -> FlushResult:
+    """Seal the waiting erasures in a batch now, without waiting for the batch size, its age or a deadline.
 
-    With fewer people than the policy's `min_batch_subjects` it is refused, unless `force` is true.
+    Refused with fewer people than the policy's `min_batch_subjects`, unless `force` is true.
     """
     with services.database.writing() as session:
         waiting = service.request_flush(session, caller.tenant_id, name, force=force)
-        return Flushed(waiting_subjects=waiting)
+        return FlushResult(waiting_subjects=waiting)

@@ -1,15 +1,20 @@
 "use strict";
-// Draws the solver's steps as they come: ‖g‖ and Δ on a logarithmic scale, with the target Δ*.
-// The table under the drawing holds the same figures, and is all there is without this script.
+// Keeps pages about running batches up to date.
+// Draws the solver's steps as they happen: ‖g‖ and Δ on a logarithmic scale, with the target Δ*. Everything else
+// (state, sentence, buttons, history) is rendered by the server only: after each event the page is fetched again,
+// and the parts marked `data-fresh` are replaced. Without this script the table below the chart shows the same
+// figures.
 
 const SVG = "http://www.w3.org/2000/svg";
 const BOX = { width: 640, height: 220, left: 56, right: 16, top: 12, bottom: 28 };
 const SUPERSCRIPT = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
-const ENDINGS = { completed: "Completed", failed: "Failed", held: "On hold" };
+const ENDINGS = { completed: "Completed", failed: "Failed", held: "On hold, needs a decision" };
+const CHANGES = ["sealed", "small_batch", "state", "step", "alert", "published", "held", "approve", "discard", "discarded", "retry", "failed", "completed"];
+const POLL_MILLISECONDS = 3000; // where no stream announces a change
 
 const power = (exponent) => "10" + [...String(exponent)].map((digit) => SUPERSCRIPT[digit]).join("");
 
-function figure(value) {
+function formatFigure(value) {
   if (value === null || value === undefined) return "–";
   if (value === 0 || (Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6)) return String(Number(value.toPrecision(3)));
   const [mantissa, exponent] = value.toExponential(1).split("e");
@@ -17,15 +22,14 @@ function figure(value) {
   return (digits === "1" ? "" : digits + " × ") + power(Number(exponent));
 }
 
-function element(parent, name, attributes, text) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text !== undefined) made.textContent = text;
-  parent.append(made);
-  return made;
+function appendElement(parent, name, attributes, text) {
+  const child = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) child.setAttribute(key, value);
+  if (text !== undefined) child.textContent = text;
+  parent.append(child);
 }
 
-function scales(steps) {
+function computeScales(steps) {
   const logs = steps
     .flatMap((step) => [step.gradient_norm, step.distance, step.target])
     .filter((value) => value > 0)
@@ -40,40 +44,40 @@ function scales(steps) {
   };
 }
 
-function curve(svg, steps, at, name) {
+function drawCurve(svg, steps, scales, name) {
   const points = steps.map((step, place) => [place, step[name]]).filter(([, value]) => value > 0);
   const kind = name === "distance" ? "distance" : "gradient";
-  const drawn = points.map(([place, value]) => [at.x(place).toFixed(1), at.y(value).toFixed(1)]);
-  element(svg, "polyline", { class: kind, points: drawn.map((point) => point.join(",")).join(" ") });
-  for (const [x, y] of drawn) element(svg, "circle", { class: kind, cx: x, cy: y, r: 3.5 });
+  const drawn = points.map(([place, value]) => [scales.x(place).toFixed(1), scales.y(value).toFixed(1)]);
+  appendElement(svg, "polyline", { class: kind, points: drawn.map((point) => point.join(",")).join(" ") });
+  for (const [x, y] of drawn) appendElement(svg, "circle", { class: kind, cx: x, cy: y, r: 3.5 });
 }
 
-function draw(holder, steps) {
+function drawChart(holder, steps) {
   const svg = document.createElementNS(SVG, "svg");
-  BOX.width = Math.max(280, Math.min(holder.clientWidth || 640, 640)); // letters keep their size on a phone
+  BOX.width = Math.max(280, Math.min(holder.clientWidth || 640, 640)); // keeps text readable on a phone
   svg.setAttribute("viewBox", `0 0 ${BOX.width} ${BOX.height}`);
-  const at = scales(steps), end = BOX.width - BOX.right;
-  const stride = Math.max(Math.ceil((at.high - at.low) / 5), 1);
-  for (let exponent = at.low; exponent <= at.high; exponent += stride) {
-    const y = at.y(10 ** exponent);
-    element(svg, "line", { class: "grid", x1: BOX.left, x2: end, y1: y, y2: y });
-    element(svg, "text", { class: "tick", x: BOX.left - 8, y: y + 4, "text-anchor": "end" }, power(exponent));
+  const scales = computeScales(steps), end = BOX.width - BOX.right;
+  const stride = Math.max(Math.ceil((scales.high - scales.low) / 5), 1);
+  for (let exponent = scales.low; exponent <= scales.high; exponent += stride) {
+    const y = scales.y(10 ** exponent);
+    appendElement(svg, "line", { class: "grid", x1: BOX.left, x2: end, y1: y, y2: y });
+    appendElement(svg, "text", { class: "tick", x: BOX.left - 8, y: y + 4, "text-anchor": "end" }, power(exponent));
   }
   const target = steps[steps.length - 1].target;
-  if (target > 0) element(svg, "line", { class: "target", x1: BOX.left, x2: end, y1: at.y(target), y2: at.y(target) });
-  curve(svg, steps, at, "gradient_norm");
-  curve(svg, steps, at, "distance");
+  if (target > 0) appendElement(svg, "line", { class: "target", x1: BOX.left, x2: end, y1: scales.y(target), y2: scales.y(target) });
+  drawCurve(svg, steps, scales, "gradient_norm");
+  drawCurve(svg, steps, scales, "distance");
   const every = Math.max(Math.ceil(steps.length / 12), 1);
   steps.forEach((step, place) => {
     if (place % every === 0)
-      element(svg, "text", { class: "tick", x: at.x(place), y: BOX.height - 8, "text-anchor": "middle" }, step.step);
+      appendElement(svg, "text", { class: "tick", x: scales.x(place), y: BOX.height - 8, "text-anchor": "middle" }, step.step);
   });
   holder.replaceChildren(svg);
 }
 
-function tabulate(body, step) {
+function appendRow(body, step) {
   const row = document.createElement("tr");
-  const cells = [step.step, figure(step.gradient_norm), figure(step.distance), figure(step.target), step.passes, step.seconds];
+  const cells = [step.step, formatFigure(step.gradient_norm), formatFigure(step.distance), formatFigure(step.target), step.passes, step.seconds];
   cells.forEach((content, place) => {
     const cell = document.createElement(place === 0 ? "th" : "td");
     if (place === 0) cell.scope = "row";
@@ -83,55 +87,85 @@ function tabulate(body, step) {
   body.append(row);
 }
 
-function show(figureElement, steps) {
+function showSteps(figureElement, steps) {
   const part = (name) => figureElement.querySelector(`[data-${name}]`);
   part("plot").hidden = part("legend").hidden = part("details").hidden = false;
-  draw(part("plot"), steps);
+  drawChart(part("plot"), steps);
   const last = steps[steps.length - 1];
-  part("status").textContent = `Step ${last.step}: ‖g‖ = ${figure(last.gradient_norm)}, Δ = ${figure(last.distance)}` +
-    (last.percent == null || last.percent >= 100 ? "" : `, about ${last.percent} % of the way`);
+  part("status").textContent = `Step ${last.step}: ‖g‖ = ${formatFigure(last.gradient_norm)}, Δ = ${formatFigure(last.distance)}` +
+    (last.percent == null || last.percent >= 100 ? "" : `, about ${last.percent} % done`);
 }
 
-function mark(stepName) {
-  const all = [...document.querySelectorAll("[data-walk]")];
-  const place = all.findIndex((item) => item.dataset.walk === stepName);
-  all.forEach((item, k) => {
-    item.className = k < place ? "done" : k === place ? "now" : "";
-    if (k === place) item.setAttribute("aria-current", "step");
-    else item.removeAttribute("aria-current");
-  });
+// Fetches this page and replaces its fresh parts. Calls during a fetch lead to one more fetch after it.
+let fetching = false, fetchAgain = false;
+async function refresh() {
+  if (fetching) { fetchAgain = true; return; }
+  fetching = true;
+  try {
+    do {
+      fetchAgain = false;
+      const answer = await fetch(location.href, { headers: { Accept: "text/html" }, cache: "no-store" });
+      if (answer.redirected) { location.reload(); return; } // the session has ended
+      if (answer.ok) replaceParts(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    } while (fetchAgain);
+  } catch { /* the gateway is not reachable; the stream or the next poll tries again */ }
+  finally { fetching = false; }
 }
 
-function follow(figureElement, steps) {
+function replaceParts(page) {
+  for (const part of document.querySelectorAll("[data-fresh]")) {
+    const newer = page.querySelector(`[data-fresh="${part.dataset.fresh}"]`);
+    if (newer === null || newer.outerHTML === part.outerHTML) continue;
+    const focused = part.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    for (const { name, value } of newer.attributes) part.setAttribute(name, value);
+    part.replaceChildren(...[...newer.childNodes].map((node) => document.importNode(node, true)));
+    if (focused !== null) [...part.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus();
+  }
+  const solver = document.querySelector("[data-solver]"), newer = page.querySelector("[data-solver]");
+  if (solver && newer && !newer.hidden) solver.hidden = false;
+}
+
+function followBatch(figureElement, steps) {
   const source = new EventSource(figureElement.dataset.events);
   const status = figureElement.querySelector("[data-status]");
+  let lost = false;
   source.addEventListener("progress", (event) => {
     const step = JSON.parse(event.data);
+    if (step.gradient_norm === undefined) { // appended rows are represented before the solver starts
+      const left = step.eta_seconds == null ? "" : `, about ${Math.round(step.eta_seconds)} seconds left`;
+      status.textContent = `Computing the features of ${step.part}: ${Math.round(step.percent)} % done${left}.`;
+      return;
+    }
     if (steps.length && step.step <= steps[steps.length - 1].step) {
-      steps.length = 0; // another attempt, or another method, begins at the beginning
+      steps.length = 0; // another attempt or method starts from the first step
       figureElement.querySelector("[data-steps]").replaceChildren();
     }
     steps.push(step);
-    tabulate(figureElement.querySelector("[data-steps]"), step);
-    show(figureElement, steps);
+    appendRow(figureElement.querySelector("[data-steps]"), step);
+    showSteps(figureElement, steps);
   });
-  source.addEventListener("step", (event) => mark(JSON.parse(event.data).step));
+  for (const kind of CHANGES) source.addEventListener(kind, refresh);
   for (const [ending, name] of Object.entries(ENDINGS)) {
     source.addEventListener(ending, () => {
-      source.close();
-      const heading = document.querySelector("[data-state]");
-      if (heading) heading.textContent = name;
+      if (ending !== "held") source.close(); // a batch on hold continues when someone decides
       const link = document.createElement("a");
       link.href = figureElement.dataset.live;
-      link.textContent = "See what came of it";
-      status.append(`. ${name}. `, link);
+      link.textContent = "View the result";
+      status.append(`${status.textContent.endsWith(".") ? "" : "."} ${name}. `, link);
     });
   }
+  source.addEventListener("error", () => { lost = true; }); // the browser connects again by itself
+  source.addEventListener("open", () => { if (lost) { lost = false; refresh(); } });
   addEventListener("pagehide", () => source.close());
 }
 
 for (const figureElement of document.querySelectorAll("[data-live]")) {
   const steps = [...figureElement.querySelectorAll("[data-step]")].map((row) => JSON.parse(row.dataset.step));
-  if (steps.length) show(figureElement, steps);
-  if (figureElement.dataset.events) follow(figureElement, steps);
+  if (steps.length) showSteps(figureElement, steps);
+  if (figureElement.dataset.events) followBatch(figureElement, steps);
 }
+// A page from the browser's cache, or one in a tab that was in the background, may be old.
+addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
+document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
+if (document.querySelector("[data-poll], [data-state=failed]"))
+  setInterval(() => { if (!document.hidden) refresh(); }, POLL_MILLISECONDS);

@@ -1,1 +1,0 @@
-"""Deletion sets and what happens to them."""

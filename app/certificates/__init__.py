@@ -1,1 +1,0 @@
-"""Certificates, keys and the log."""

@@ -1,0 +1,1 @@
+"""What every part of the service needs, without a database: settings, clock, logging, storage, vault."""

@@ -1,0 +1,166 @@
+"""Callbacks to the systems that other protocols' requests came from: OpenDSR and Fides.
+
+A callback belongs to an erasure. The dispatcher compares the status of the erasure with the one it reported
+last, and reports a new one. The URL passes the checks of webhook targets every time.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from uuid import UUID
+
+from sqlalchemy import ForeignKey, Index, LargeBinary, String, UniqueConstraint, select, update
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from app.core.clock import new_id, now
+from app.core.vault import Vault
+from app.db.session import insert_if_absent
+from app.db.states import TaskState
+from app.db.tables import Erasure, Task
+from app.db.types import Base, one_of
+
+
+class Protocol(StrEnum):
+    """The protocols that requests can arrive by."""
+
+    OPENDSR = "opendsr"
+    FIDES = "fides"
+
+
+class RequestStatus(StrEnum):
+    """The statuses of an OpenDSR request."""
+
+    PENDING = "pending"
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+
+
+ENDED = (RequestStatus.COMPLETED, RequestStatus.CANCELLED)
+
+
+class RequestCallback(Base):
+    """An address that wants to hear how a request goes.
+
+    `next_attempt_at` doubles as a lease, and `attempts` as a fencing token, as for webhook deliveries.
+    """
+
+    __tablename__ = "request_callbacks"
+    __table_args__ = (
+        UniqueConstraint("erasure_id", "url"),
+        one_of("protocol", Protocol),
+        Index("ix_request_callbacks_next_attempt_at", "next_attempt_at"),
+    )
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
+    erasure_id: Mapped[UUID] = mapped_column(ForeignKey("erasures.id"))
+    protocol: Mapped[str] = mapped_column(String(16))
+    request_id: Mapped[str] = mapped_column(String(100))
+    """The id of the request in the other system."""
+    url: Mapped[str] = mapped_column(String(2000))
+    token: Mapped[bytes | None] = mapped_column(LargeBinary())
+    """The token to send along, encrypted. It is deleted after the last report."""
+    reported: Mapped[str] = mapped_column(String(16))
+    """The status that was reported last. Empty before the first report."""
+    attempts: Mapped[int] = mapped_column(default=0)
+    tries: Mapped[int] = mapped_column(default=0)
+    next_attempt_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+
+
+def reference_of(protocol: Protocol, request_id: str) -> str:
+    """Return the reference of the erasure that a request of another system became."""
+    return f"{protocol}:{request_id}"
+
+
+def erasure_for(session: Session, tenant_id: UUID, protocol: Protocol, request_id: str) -> Erasure | None:
+    """Return the erasure that a request of another system became, or None."""
+    return session.scalar(
+        select(Erasure)
+        .where(Erasure.tenant_id == tenant_id, Erasure.reference == reference_of(protocol, request_id))
+        .order_by(Erasure.id)
+        .limit(1)
+    )
+
+
+def add_callbacks(
+    session: Session,
+    vault: Vault,
+    erasure_id: UUID,
+    protocol: Protocol,
+    request_id: str,
+    urls: Iterable[str],
+    token: str | None = None,
+) -> None:
+    """Add callbacks to an erasure. Adding the same address again changes nothing."""
+    for url in urls:
+        callback_id = new_id()
+        insert_if_absent(
+            session,
+            RequestCallback,
+            id=callback_id,
+            erasure_id=erasure_id,
+            protocol=protocol.value,
+            request_id=request_id,
+            url=url,
+            token=None if token is None else vault.encrypt(token, row=_row(callback_id)),
+            reported="",
+            attempts=0,
+            tries=0,
+            next_attempt_at=now(),
+            ended_at=None,
+        )
+
+
+def token_of(vault: Vault, callback: RequestCallback) -> str | None:
+    """Decrypt the token of a callback, if it has one."""
+    return None if callback.token is None else vault.decrypt(callback.token, row=_row(callback.id))
+
+
+def _row(callback_id: UUID) -> str:
+    return f"callback/{callback_id}"
+
+
+def status_of(session: Session, erasure_id: UUID) -> RequestStatus:
+    """Return the status of an erasure as OpenDSR names it. A failed batch is still in progress."""
+    states = set(session.scalars(select(Task.state).where(Task.erasure_id == erasure_id)))
+    return status_from(TaskState(state) for state in states)
+
+
+def status_from(states: Iterable[TaskState]) -> RequestStatus:
+    """Derive a status from the states of an erasure's tasks.
+
+    >>> status_from([TaskState.COMPLETED, TaskState.WITHDRAWN]).value, status_from([]).value
+    ('completed', 'completed')
+    """
+    distinct = set(states)
+    if distinct == {TaskState.WITHDRAWN}:
+        return RequestStatus.CANCELLED
+    if distinct <= {TaskState.COMPLETED, TaskState.WITHDRAWN}:
+        return RequestStatus.COMPLETED
+    if distinct <= {TaskState.RECEIVED, TaskState.WITHDRAWN}:
+        return RequestStatus.PENDING
+    return RequestStatus.IN_PROGRESS
+
+
+def due(session: Session, moment: datetime, longest: timedelta, limit: int) -> Sequence[RequestCallback]:
+    """Lock and return callbacks to look at now.
+
+    None is ever postponed by more than `longest`: one that appears to be was written before a clock jumped
+    back.
+    """
+    at = RequestCallback.next_attempt_at
+    return session.scalars(
+        select(RequestCallback)
+        .where(RequestCallback.ended_at.is_(None), (at <= moment) | (at > moment + longest))
+        .order_by(at)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    ).all()
+
+
+def finish_attempt(session: Session, callback_id: UUID, attempt: int, **values: object) -> bool:
+    """Record how an attempt ended. Return False, and change nothing, if a newer attempt has begun."""
+    query = update(RequestCallback).where(
+        RequestCallback.id == callback_id, RequestCallback.attempts == attempt
+    )
+    return session.scalar(query.values(**values).returning(RequestCallback.id)) is not None

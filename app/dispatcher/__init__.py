@@ -1,0 +1,1 @@
+"""The dispatcher: seals batches, sends jobs to the queue, finds dead attempts and delivers webhooks."""

@@ -1,1 +1,0 @@
-"""Erasure requests."""

@@ -1,0 +1,1 @@
+"""The HTTP side of the service: the API with one folder per noun, the dashboard, and the metrics."""

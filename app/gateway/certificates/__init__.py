@@ -1,0 +1,1 @@
+"""Certificates, public keys and the certificate log."""

@@ -1,0 +1,1 @@
+"""Erasure requests and their receipts."""

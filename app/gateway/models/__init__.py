@@ -1,0 +1,1 @@
+"""Models: manifest, files, registration, versions and privacy ledger."""

@@ -1,0 +1,1 @@
+"""Evaluations, audits, membership tests and advice, measured by a worker."""

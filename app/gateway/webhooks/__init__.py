@@ -1,0 +1,1 @@
+"""Webhooks: endpoints of your own systems that receive signed messages."""

@@ -1,1 +1,0 @@
-"""What a model has spent of its privacy budget."""

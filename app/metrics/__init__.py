@@ -1,1 +1,0 @@
-"""The numbers at `/metrics`: requests as this process counted them, everything else as SQL has it now."""

@@ -1,1 +1,0 @@
-"""Evaluations and audits: asked for here, measured by a worker."""

@@ -1,1 +1,0 @@
-"""Telling the tenant's own systems what happened: Standard Webhooks, thin, signed, at least once."""
