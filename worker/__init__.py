@@ -1,1 +1,1 @@
-"""The worker: takes a sealed batch and publishes a certified model."""
+"""The compute side of the service: runs registrations, erasures, appends, evaluations and audits."""

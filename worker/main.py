@@ -1,7 +1,8 @@
-"""The worker process: takes messages from RQ, says that it is alive, stops warm.
+"""The worker process: takes messages from RQ, records that it is alive, and stops gracefully.
 
-It never computes itself and never imports torch: each job runs in a fresh process (`worker.attempt`) that is
-safe for CUDA, dies with this one, and gives its memory back when it ends.
+It computes nothing itself and never imports torch. Each job runs in a fresh process (`worker.attempt`), which
+is safe for CUDA, dies with this one, and returns its memory when it ends. A fork server keeps the imports of
+these processes ready (`worker.fork_server`).
 """
 
 import os
@@ -9,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from types import FrameType
 
 from redis.exceptions import RedisError
@@ -17,31 +19,33 @@ from rq.job import Job as RqJob
 from rq.serializers import JSONSerializer
 from sqlalchemy.exc import SQLAlchemyError
 
-from app import log_seen, logs
-from app.bootstrap import Services
-from app.clock import now
+from app.core import logging
+from app.core.clock import now
+from app.core.settings import Settings
+from app.core.vault import KeyProblem
+from app.db import audit_log, rollback_guard
+from app.db import log_store as certificate_log
 from app.db.receipts import encrypt_stored_salts
 from app.db.tables import WorkerSeen
-from app.settings import Settings
+from app.services import Services
 from app.startup import check_deployment_key, refuse
-from app.vault import KeyProblem
-from worker import jobs
-from worker.messages import Message, NotOurs, open_queue
-from worker.pipeline import log as certificate_log
-from worker.pipeline.scratch import sweep
+from worker.data.scratch import sweep
+from worker.fork_server import ForkServer
+from worker.queue import ForeignMessage, Message, WorkerRuntime, open_queue
 from worker.signing import check_known, key_place, load_signer
 
-log = logs.get("worker")
+log = logging.get_logger("worker")
+ATTEMPT_MODULE = "worker.attempt"
 
 
 class Presence:
-    """Writes this worker's name and the time into SQL, so that `/readyz` knows someone is there."""
+    """Keeps this worker's name and the current time in SQL, so that `/readyz` can see a live worker."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._name = f"{socket.gethostname()}-{os.getpid()}"
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="presence", daemon=True)
+        self._thread = threading.Thread(target=self._keep_recording, name="presence", daemon=True)
 
     def __enter__(self) -> "Presence":
         self._thread.start()
@@ -50,42 +54,85 @@ class Presence:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-        _tolerant(self._leave)
+        _log_database_errors(self._remove)
 
-    def _beat(self) -> None:
+    def _keep_recording(self) -> None:
         while not self._stop.is_set():
-            _tolerant(self._say)
+            _log_database_errors(self._record)
             self._stop.wait(self._services.settings.heartbeat_seconds)
 
-    def _say(self) -> None:
+    def _record(self) -> None:
         with self._services.database.writing() as session:
             session.merge(WorkerSeen(name=self._name, seen_at=now()))
 
-    def _leave(self) -> None:
+    def _remove(self) -> None:
         with self._services.database.writing() as session:
-            seen = session.get(WorkerSeen, self._name)
-            if seen is not None:
-                session.delete(seen)
+            row = session.get(WorkerSeen, self._name)
+            if row is not None:
+                session.delete(row)
 
 
-def _tolerant(write: Callable[[], None]) -> None:
+def _log_database_errors(write: Callable[[], None]) -> None:
     try:
         write()
     except SQLAlchemyError as problem:
-        log.warning("database away", problem=type(problem).__name__)
+        log.warning("database unavailable", problem=type(problem).__name__)
+
+
+class AuditLogSigner:
+    """Signs the heads of the audit logs from time to time, in a thread of its own."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep_signing, name="audit-log", daemon=True)
+
+    def __enter__(self) -> "AuditLogSigner":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _keep_signing(self) -> None:
+        while not self._stop.wait(self._services.settings.audit_log_seconds):
+            _log_database_errors(lambda: sign_audit_logs(self._services))
+
+
+def sign_audit_logs(services: Services) -> None:
+    """Sign the heads of the audit logs that are due, and append them to the certificate log.
+
+    A log that was rolled back is not continued (see `rollback_guard`).
+    """
+    settings = services.settings
+    interval = timedelta(seconds=settings.audit_log_seconds)
+    try:
+        with services.database.writing() as session:
+            rollback_guard.check(session, settings)
+            signer = load_signer(settings)
+            signed = audit_log.sign_heads(session, signer, settings.log_origin, interval=interval)
+    except (KeyProblem, rollback_guard.LogOlder) as problem:
+        log.warning("the audit logs were not signed", problem=str(problem))
+        return
+    if signed:
+        log.info("signed the heads of audit logs", tenants=signed)
+        rollback_guard.remember(services.database, settings)
 
 
 class Worker(SimpleWorker):
-    """Takes only what a dispatcher sends.
+    """An RQ worker that runs only the messages a dispatcher sends.
 
-    Knows whether it ends because it was asked to; RQ itself ends the same way after an error.
+    It also knows whether it was asked to stop. RQ ends in the same way after an error.
     """
 
+    runtime: WorkerRuntime
     asked_to_stop = False
 
     @classmethod
-    def of(cls, services: Services) -> "Worker":
-        return cls(
+    def of(cls, services: Services, attempts: ForkServer) -> "Worker":
+        """Create a worker for the queue of these services, whose attempts come from a fork server."""
+        worker = cls(
             [open_queue(services.settings.queue_name, services.redis)],
             connection=services.redis,
             serializer=JSONSerializer,
@@ -93,31 +140,36 @@ class Worker(SimpleWorker):
             worker_ttl=60,
             job_monitoring_interval=5,
         )
+        worker.runtime = WorkerRuntime(services, attempts)
+        return worker
 
     def execute_job(self, job: RqJob, queue: Queue) -> None:
+        """Run a message from a dispatcher; delete any other."""
         try:
             assert isinstance(job, Message)
             job.check()
-        except NotOurs as problem:
+        except ForeignMessage as problem:
             log.error("message dropped", because=str(problem))
             queue.intermediate_queue.remove(job.id)
             self.connection.delete(job.key)
             return
+        job.runtime = self.runtime
         super().execute_job(job, queue)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        """Start draining: the attempt under way gets `drain_seconds` to finish."""
         self.asked_to_stop = True
-        jobs.asked_to_stop()
+        self.runtime.drain.begin()
         super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
 
     def set_shutdown_requested_date(self) -> None:
-        """Called in the signal handler while a job runs: raised there, an error would end the job."""
+        """Record the stop in Redis, ignoring errors: raised in the signal handler, one would end the job."""
         with suppress(RedisError):
             super().set_shutdown_requested_date()  # type: ignore[no-untyped-call]
 
 
 def rotate_signing_key(settings: Settings) -> None:
-    """Let the signing key of the settings take over from the one in use, and sign the tree head with it."""
+    """Replace the signing key in use with the configured one, and sign the tree head with it."""
     services = Services(settings)
     try:
         with services.database.writing() as session:
@@ -131,51 +183,62 @@ def rotate_signing_key(settings: Settings) -> None:
 
 
 def check_signing_key(services: Services) -> None:
-    """Exit rather than take jobs that could not be signed and logged; for a database that is away wait."""
+    """Exit if this worker could not sign and log its releases. If the database is down, check later."""
     try:
         with services.database.reading() as session:
             check_known(session, services.settings)
-            log_seen.check(session, services.settings)
-    except (KeyProblem, log_seen.LogOlder) as problem:
+            rollback_guard.check(session, services.settings)
+    except (KeyProblem, rollback_guard.LogOlder) as problem:
         raise refuse(str(problem)) from None
     except SQLAlchemyError as problem:
-        log.warning("database away, the signing key is checked later", problem=type(problem).__name__)
+        log.warning("database unavailable, signing key will be checked later", problem=type(problem).__name__)
 
 
 def renew_tree_head(services: Services) -> None:
-    """Sign the tree head anew if a retired key signed it; if the database is away, at the next start."""
+    """Sign the tree head again if a retired key signed it. If the database is down, try at the next start."""
     try:
         with services.database.writing() as session:
             signer = load_signer(services.settings)
             if certificate_log.renew_head(session, signer, services.settings.log_origin):
-                log.info("tree head signed by the key in use")
+                log.info("tree head signed with the current key")
     except SQLAlchemyError as problem:
-        log.warning("database away, the tree head is looked at later", problem=type(problem).__name__)
+        log.warning("database unavailable, tree head not checked", problem=type(problem).__name__)
 
 
 def encrypt_salts(services: Services) -> None:
-    """Encrypt what an earlier version stored in the clear; if the database is away, at the next start."""
+    """Encrypt salts that an earlier version stored in the clear. If the database is down, try next time."""
     try:
         if encrypted := encrypt_stored_salts(services.database, services.vault):
             log.info("stored salts encrypted", rows=encrypted)
     except SQLAlchemyError as problem:
-        log.warning("database away, stored salts are looked at later", problem=type(problem).__name__)
+        log.warning("database unavailable, stored salts not checked", problem=type(problem).__name__)
 
 
 def run(settings: Settings) -> None:
+    """Take jobs until asked to stop. Exit with status 1 after an error, so that a supervisor restarts us.
+
+    SQL knows which jobs were under way, so nothing is lost.
+    """
     services = Services(settings)
     check_deployment_key(services)
     check_signing_key(services)
     renew_tree_head(services)
     encrypt_salts(services)
     sweep(settings)
-    jobs.use(services)
-    worker = Worker.of(services)
-    with Presence(services):
+    attempts = ForkServer(ATTEMPT_MODULE)
+    attempts.start()
+    worker = Worker.of(services, attempts)
+    followers = worker.runtime.followers
+    if settings.nproc > 1:
+        followers.start()
+    with Presence(services), AuditLogSigner(services):
         try:
             worker.work(logging_level="WARNING", with_scheduler=False)
         except RedisError as problem:
-            log.error("queue away", problem=type(problem).__name__)
+            log.error("queue unavailable", problem=type(problem).__name__)
+    attempts.close()  # and with it a preparation that is still running
+    followers.close()
+    sweep(settings)
     services.close()
-    if not worker.asked_to_stop:  # whoever keeps us running starts us again; SQL knows what was under way
+    if not worker.asked_to_stop:
         raise SystemExit(1)

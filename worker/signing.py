@@ -1,93 +1,41 @@
-"""The signing key: from the environment or from a file. Only workers hold it.
+"""The signing key, read from the environment or from a file. Only workers hold it.
 
-A key that the log does not know signs nothing: one is replaced on request, never because a file was lost.
+A key that the certificate log does not know signs nothing. Keys are rotated on request; a lost file is never
+replaced by a new key.
 """
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.db.tables import SigningKeyRecord
-from app.settings import Settings
-from app.vault import KeyProblem, read_key, write_private
-from certificate.keys import Signer, SigningKey
-
-PLACES = "LETHE_SIGNING_KEY, or in the file that LETHE_SIGNING_KEY_FILE names"
+from app.core.settings import Settings
+from app.core.vault import KeyProblem, read_key, write_private
+from app.db import signing_keys
+from lethe.certificate.keys import Signer, SigningKey
 
 
 def load_signer(settings: Settings) -> Signer:
-    given = settings.signing_key.get_secret_value()
+    """Load the signing key. Create its file first if there is none and the settings allow that."""
+    pem = settings.signing_key.get_secret_value()
     path = settings.signing_key_path
-    if not given and not path.exists() and settings.may_create_keys:
+    if not pem and not path.exists() and settings.may_create_keys:
         write_private(path, SigningKey.generate().to_pem().encode())
     try:
-        return SigningKey.from_pem(given or read_key(path, "signing key"))
+        return SigningKey.from_pem(pem or read_key(path, "signing key"))
     except ValueError:
         raise KeyProblem("the signing key is not a P-256 key in PEM") from None
 
 
 def key_place(settings: Settings) -> str:
-    """Say where this process takes its signing key from, in words for an operator."""
+    """Describe to an operator where this process reads its signing key from."""
     if settings.signing_key.get_secret_value():
         return "the environment variable LETHE_SIGNING_KEY"
     return f"the file {settings.signing_key_path}, which LETHE_SIGNING_KEY_FILE can change"
 
 
-def announce_key(session: Session, signer: Signer, log_size: int) -> None:
-    """Make the public half of the very first key known; any later one must be known already.
-
-    Called under the lock on the log's head, so that no leaf falls between two windows.
-    """
-    current = _current(session)
-    if current is None:
-        session.add(SigningKeyRecord(key_id=signer.key_id, public_pem=signer.public_pem, valid_from=log_size))
-    elif current.key_id != signer.key_id:
-        raise KeyProblem(_stranger(session, signer))
-
-
-def rotate(session: Session, signer: Signer, log_size: int, place: str = PLACES) -> None:
-    """Let this key take over, under the lock on the log's head; the caller signs the head again with it.
-
-    The new key signs from the next place, n, on. The old key's window ends after n, not before it: "no data
-    held" statements of the first format are dated by the size of the log, so those it signed since the last
-    leaf are dated n, and must verify for ever. At n both keys are valid. Whoever holds the old key gains
-    nothing by that: a tree head of a retired key is accepted only where a proof leads from it to a head of
-    the key in use, and a leaf that this log does not hold has no such proof. `place` says where the signing
-    key comes from.
-    """
-    current = _current(session)
-    if current is not None and current.key_id == signer.key_id:
-        raise KeyProblem(
-            f"nothing was rotated: the signing key in {place} is the one in use already. "
-            "Put the new key there and run the command again"
-        )
-    if session.get(SigningKeyRecord, signer.key_id) is not None:
-        raise KeyProblem(_stranger(session, signer, place))
-    if current is not None:
-        current.valid_until = log_size + 1
-    session.add(SigningKeyRecord(key_id=signer.key_id, public_pem=signer.public_pem, valid_from=log_size))
-
-
 def check_known(session: Session, settings: Settings) -> None:
-    """Before any job: the key is there, and is the one in use, if one is."""
-    current = _current(session)
+    """Raise `KeyProblem` unless the signing key exists and is the one in use, if there is one yet."""
+    current = signing_keys.current_key(session)
     if current is not None and not settings.signing_key.get_secret_value():
-        read_key(settings.signing_key_path, "signing key")  # one that is missing must not be made anew
+        read_key(settings.signing_key_path, "signing key")  # a missing key must not be replaced by a new one
     signer = load_signer(settings)
     if current is not None and current.key_id != signer.key_id:
-        raise KeyProblem(_stranger(session, signer, key_place(settings)))
-
-
-def _current(session: Session) -> SigningKeyRecord | None:
-    return session.scalar(select(SigningKeyRecord).where(SigningKeyRecord.valid_until.is_(None)))
-
-
-def _stranger(session: Session, signer: Signer, place: str = PLACES) -> str:
-    if session.get(SigningKeyRecord, signer.key_id) is not None:
-        return (
-            f"the signing key in {place} was replaced by a newer one; a retired key signs nothing. "
-            "Put the new key there"
-        )
-    return (
-        f"the signing key in {place} is not the one in use; if it shall replace it, "
-        "run `lethe worker --rotate-signing-key` once with it"
-    )
+        raise KeyProblem(signing_keys.describe_unknown_key(session, signer, key_place(settings)))

@@ -1,114 +1,128 @@
-"""A draw that was evaluated and held: kept exactly as it is, then published or destroyed by decision."""
+"""Stage 5, record the draw: from here on it counts as a release, whatever happens to it.
+
+A later attempt continues with the recorded draw and never draws again. If the quality gate holds it, its
+owner decides whether it is published or discarded.
+"""
 
 from dataclasses import asdict, replace
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import delete
-from sqlalchemy.orm import Session
 
-from app.clock import now
+from app.core.clock import now
+from app.core.storage import Stored
 from app.db import transitions
-from app.db.states import Decision
-from app.db.tables import HeldDraw
-from app.storage import Stored
-from certificate import assurance
-from certificate.keys import Signer
-from certificate.statement import parse_current, serialise
-from worker.pipeline.certify import lifetime_after, sums_floating_point_noise
-from worker.pipeline.claim import Terms
-from worker.pipeline.context import Context
-from worker.pipeline.publish import add_certificate, publish
-from worker.pipeline.release import Draft
-from worker.pipeline.resolve import RewrittenPart, Swap
+from app.db.tables import DrawRecord
+from lethe.certificate import assurance
+from lethe.certificate.keys import Signer
+from lethe.certificate.predicate import Predicate
+from lethe.certificate.statement import parse_current, serialise
+from worker.batch import lifetime
+from worker.batch.lifetime import Terms
+from worker.batch.publish import add_certificate
+from worker.batch.release import Draft, Draw
+from worker.batch.resolve import PartChanges, RewrittenPart
+from worker.context import JobContext
 
 
-def keep(session: Session, batch_id: UUID, draft: Draft, swap: Swap) -> None:
-    """From here on the draw counts: whoever comes after a crash goes on with it, and never draws again."""
+def record_draw(context: JobContext, draw: Draw) -> None:
+    """Store the draw's statement and evidence, so that every later attempt continues with this draw."""
     document = {
-        "release": _plain(asdict(draft), {"payload", "evidence"}),
-        "swap": _plain(asdict(swap), set()),
+        "release": _plain(asdict(draw.draft), {"payload", "evidence"}),
+        "swap": _plain(asdict(draw.changes), set()),
     }
-    session.merge(
-        HeldDraw(
-            batch_id=batch_id, draft=document, payload=draft.payload, evidence=draft.evidence, decision=None
+    with context.writing() as session:
+        session.merge(
+            DrawRecord(
+                batch_id=context.batch_in(session).id,
+                draft=document,
+                payload=draw.draft.payload,
+                evidence=draw.draft.evidence,
+                decision=None,
+            )
         )
-    )
 
 
-def made_before(context: Context) -> HeldDraw | None:
-    """The draw that a decision, or an attempt that died, has left to be dealt with."""
+def read_record(context: JobContext) -> DrawRecord | None:
+    """Return the draw that an earlier attempt recorded for this batch, or None."""
     assert context.batch is not None
     with context.services.database.reading() as session:
-        return session.get(HeldDraw, context.batch.id)
+        return session.get(DrawRecord, context.batch.id)
 
 
-def carry_out(context: Context, held: HeldDraw, signer: Signer) -> bool:
-    """True when the draw is published and the purge is left to do."""
-    draft, swap = restore(held)
-    if held.decision == Decision.APPROVE:
-        publish(context, swap, draft, signer)
-        return True
-    _discard(context, draft, signer)
-    return False
-
-
-def _discard(context: Context, draft: Draft, signer: Signer) -> None:
-    """The file goes first; then a signed statement says that the draw existed, and counts it."""
-    statement = parse_current(draft.payload)  # what cannot be read must not cost the file
-    # Its own folder only: should this attempt be a stale one, a later one's files are not touched.
-    context.services.storage.delete(draft.stored.path.rpartition("/")[0])
-    said = statement.predicate
-    terms = Terms(
-        said.bound.rule,
-        said.guarantee.assurance,
-        said.lifetime.release_shift,
-        said.bound.failure_probability,
-        0.0 if said.bound.rule == "retrain" else said.noise.residual,
-    )
-    lifetime = lifetime_after(context, "discarded", terms)
-    # A retrain would have started a new sum; its discarded draw is counted in the old one.
-    assumptions = assurance.assumptions_for(
-        said.bound.rule,
-        said.guarantee.assurance,
-        changed_after_refusal="choices-after-refusal" in said.guarantee.assumptions,
-        warnings=said.objective.warnings,
-        sums_floating_point_noise=sums_floating_point_noise(context, "discarded"),
-    )
-    guarantee = said.guarantee.model_copy(update={"assumptions": assumptions})
-    said = said.model_copy(update={"mechanism": "discarded", "lifetime": lifetime, "guarantee": guarantee})
-    payload = serialise(statement.model_copy(update={"predicate": said}))
-    with context.writing() as session:
-        add_certificate(context, session, replace(draft, mechanism="discarded", payload=payload), signer)
-        batch = context.batch_in(session)
-        session.execute(delete(HeldDraw).where(HeldDraw.batch_id == batch.id))
-        transitions.discarded(session, batch, now())
-        transitions.finish_job(session, context.job_id, context.token, now())
-
-
-def restore(held: HeldDraw) -> tuple[Draft, Swap]:
-    release, swap = dict(held.draft["release"]), held.draft["swap"]
+def restore_draw(record: DrawRecord) -> Draw:
+    """Rebuild a draw from its record."""
+    release, changes = dict(record.draft["release"]), record.draft["swap"]
     draft = Draft(
         **release
         | {
             "certificate_id": UUID(release["certificate_id"]),
             "parent_id": UUID(release["parent_id"]),
             "stored": Stored(**release["stored"]),
-            "payload": held.payload,
-            "evidence": held.evidence,
+            "payload": record.payload,
+            "evidence": record.evidence,
         }
     )
     rewritten = tuple(
-        RewrittenPart(UUID(part["replaces"]), Stored(**part["stored"]), part["rows"])
-        for part in swap["rewritten"]
+        RewrittenPart(
+            UUID(part["replaces"]),
+            Stored(**part["stored"]),
+            part["rows"],
+            Stored(**part["features"]) if part.get("features") else None,
+        )
+        for part in changes["rewritten"]
     )
-    joined = tuple((UUID(part), rows) for part, rows in swap["joined"])
-    emptied = tuple(UUID(part) for part in swap["emptied"])
-    return draft, Swap(rewritten, emptied, appends=swap["appends"], joined=joined)
+    joined = tuple((UUID(part), rows) for part, rows in changes["joined"])
+    emptied = tuple(UUID(part) for part in changes["emptied"])
+    return Draw(draft, PartChanges(rewritten, emptied, appends=changes["appends"], joined=joined))
+
+
+def discard_draw(context: JobContext, draft: Draft, signer: Signer) -> None:
+    """Delete the noisy weights, then sign a statement that the draw existed and count it.
+
+    The batch and its job end here.
+    """
+    statement = parse_current(draft.payload)  # the file is deleted only if its statement can be read
+    # Only the draw's own folder is deleted. Should this attempt be stale, a later one's files are safe.
+    context.services.storage.delete(draft.stored.path.rpartition("/")[0])
+    discarded = _discarded_predicate(context, statement.predicate)
+    payload = serialise(statement.model_copy(update={"predicate": discarded}))
+    with context.writing() as session:
+        add_certificate(context, session, replace(draft, mechanism="discarded", payload=payload), signer)
+        batch = context.batch_in(session)
+        session.execute(delete(DrawRecord).where(DrawRecord.batch_id == batch.id))
+        transitions.discarded(session, batch, now())
+        transitions.finish_job(session, context.job_id, context.token, now())
+
+
+def _discarded_predicate(context: JobContext, drawn: Predicate) -> Predicate:
+    """Return what the certificate of a discarded draw states: the same release, counted but not published."""
+    terms = Terms(
+        drawn.bound.rule,
+        drawn.guarantee.assurance,
+        drawn.lifetime.release_shift,
+        drawn.bound.failure_probability,
+        0.0 if drawn.bound.rule == "retrain" else drawn.noise.residual,
+    )
+    head = lifetime.read_chain_head(context)
+    extended = lifetime.extend(context.manifest.policy, head, "discarded", terms)
+    # A retrained release would have started a new sum. Discarded, it is counted in the old one.
+    assumptions = assurance.assumptions_for(
+        drawn.bound.rule,
+        drawn.guarantee.assurance,
+        changed_after_refusal="choices-after-refusal" in drawn.guarantee.assumptions,
+        warnings=drawn.objective.warnings,
+        sums_floating_point_noise=lifetime.sums_floating_point_noise(context, "discarded"),
+        represented=drawn.objective.representation is not None,
+        linearisation=drawn.objective.linearisation,
+    )
+    guarantee = drawn.guarantee.model_copy(update={"assumptions": assumptions})
+    return drawn.model_copy(update={"mechanism": "discarded", "lifetime": extended, "guarantee": guarantee})
 
 
 def _plain(value: Any, without: set[str]) -> Any:
-    """As JSON takes it."""
+    """Convert to values that JSON can hold, leaving out some keys."""
     if isinstance(value, dict):
         return {key: _plain(entry, set()) for key, entry in value.items() if key not in without}
     if isinstance(value, list | tuple):

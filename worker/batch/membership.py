@@ -1,7 +1,7 @@
-"""The membership test a policy may ask for: the last look at the erased rows, before they are purged.
+"""The membership test that a policy can ask for, run on the erased rows just before they are purged.
 
-The model is published by then, so nothing that is found can choose among draws; and nothing that goes wrong
-here may keep the rows from being purged.
+The model is published by then, so the result cannot influence which draw is released. A failure of the test
+must not keep the rows from being purged.
 """
 
 from dataclasses import asdict
@@ -9,53 +9,59 @@ from typing import Any
 
 from sqlalchemy import select
 
-from app import logs
-from app.clock import new_id, now
+from app.core import logging
+from app.core.clock import new_id, now
 from app.db import transitions
 from app.db.states import PartRole, ReportKind
 from app.db.tables import DatasetPart, Report, Version
-from certificate.predicate import SMALLEST_DESCRIBED_SET
+from lethe.certificate.predicate import SMALLEST_DESCRIBED_SET
+from worker.batch.resolve import load_subjects
+from worker.context import CannotContinue, JobContext
+from worker.data import datasets
+from worker.data.families import FamilyObjective, family_of
+from worker.data.scratch import working_folder
 from worker.evaluation.membership import membership_report
-from worker.evaluation.networks import holdout_of
-from worker.evaluation.utility import Holdout
-from worker.loading import datasets
-from worker.loading.families import family_of
-from worker.pipeline.context import CannotContinue, Context
-from worker.pipeline.report import ReportJob, footing_of
-from worker.pipeline.resolve import subjects_of
-from worker.pipeline.scratch import working_folder
-from worker.pipeline.solve import objective_of
+from worker.evaluation.utility import Holdout, holdout_of
+from worker.fitting import objective_from_rows
+from worker.reports.report import ReportJob, read_snapshot
 
-log = logs.get("pipeline")
-UNFINISHED = "the test was begun and has not ended"
+log = logging.get_logger("batch")
+UNFINISHED = "the test started but did not finish, and it is not repeated"
 
 
-def look_for_members(context: Context) -> None:
-    """Once for a published batch, and begun once only: what killed one attempt would kill the next.
+def run_membership_test(context: JobContext) -> None:
+    """Run the test if the policy asks for one and none was started for this batch.
 
-    So the report is there from the beginning, and says that the test did not end until it has.
+    It is started only once, because whatever killed one attempt would kill the next. The report therefore
+    exists from the start, and says that the test did not finish until it has.
     """
-    report = _wanted(context)
+    report = _new_report(context)
     if report is None:
         return
     with context.writing() as session:
         session.add(report)
     result, error = None, None
     try:
-        result = _measured(context, report)
+        result = _measure(context, report)
     except CannotContinue as problem:
         error = str(problem)
     except transitions.TokenLost:
         raise
-    except Exception as problem:  # the purge goes first; foreign messages may quote data
-        error = f"the test could not be run: {type(problem).__name__}"
+    except Exception as problem:  # the purge must go on; messages of other libraries may quote data
+        log.error(
+            "membership test failed",
+            kind=type(problem).__name__,
+            where=logging.where(problem.__traceback__),
+        )
+        error = "the test failed unexpectedly; the worker's log says where"
     with context.writing() as session:
-        mine = session.get_one(Report, report.id)
-        mine.result, mine.error, mine.completed_at = result, error and error[:1000], now()
-    log.info("membership tested", report=str(report.id), failed=error is not None)
+        stored = session.get_one(Report, report.id)
+        stored.result, stored.error, stored.completed_at = result, error and error[:1000], now()
+    log.info("membership test ended", report=str(report.id), failed=error is not None)
 
 
-def _wanted(context: Context) -> Report | None:
+def _new_report(context: JobContext) -> Report | None:
+    """Return an unfinished report for the test, or None if no test is to be run."""
     if not context.manifest.policy.membership_test:
         return None
     assert context.batch is not None
@@ -77,20 +83,18 @@ def _wanted(context: Context) -> Report | None:
     )
 
 
-def _measured(context: Context, report: Report) -> dict[str, Any]:
+def _measure(context: JobContext, report: Report) -> dict[str, Any]:
     with context.services.database.reading() as session:
-        footing = footing_of(session, context.model.id)
+        snapshot = read_snapshot(session, context.model.id)
     with working_folder(context.services.settings, context.token) as scratch:
-        job = ReportJob(context, report, footing, scratch)
-        forget = _forget(job)
+        job = ReportJob(context, report, snapshot, scratch)
+        erased = _erased_rows(job)
         objective = job.objective(PartRole.HOLDOUT)
-        unseen = holdout_of(objective)
-        if unseen is None:
-            raise CannotContinue(f"a model of the family {context.manifest.family} cannot be tested here")
+        unseen = _scorable(context, objective)
         solution = job.retrain(job.objective(PartRole.TRAIN), context.manifest.policy.target_distance)
         try:
-            found = membership_report(
-                forget,
+            findings = membership_report(
+                erased,
                 unseen,
                 unlearned=objective.flatten(job.published()),
                 retrained=solution.w,
@@ -100,37 +104,44 @@ def _measured(context: Context, report: Report) -> dict[str, Any]:
             raise CannotContinue(str(problem)) from None
         finally:
             solution.w.zero_()
-    return {name: _plain(figures) for name, figures in asdict(found).items()}
+    return {name: _plain(figures) for name, figures in asdict(findings).items()}
 
 
-def _forget(job: ReportJob) -> Holdout:
-    """The erased rows: those of the batch's subjects in the parts that this batch has replaced."""
+def _erased_rows(job: ReportJob) -> Holdout:
+    """Read the erased rows: those of the batch's people in the parts that this batch replaced."""
     context = job.context
     with context.services.database.reading() as session:
-        replaced = session.scalars(
-            select(DatasetPart.path).where(
+        parts = session.scalars(
+            select(DatasetPart).where(
                 DatasetPart.model_id == context.model.id,
                 DatasetPart.role == PartRole.TRAIN,
                 DatasetPart.first_generation.is_not(None),
                 DatasetPart.last_generation.is_not(None),
             )
         ).all()
+    replaced = [part.rows_path for part in parts]
     storage, manifest = context.services.storage, context.manifest
-    subjects: set[str] = set()
-    asked = subjects_of(context)[0].keys()
+    people: set[str] = set()
+    identifiers = load_subjects(context)[0].keys()
     for path in replaced:
-        subjects |= datasets.holders(storage, path, asked)
-    if len(subjects) < SMALLEST_DESCRIBED_SET:  # as many records follow: everyone has one
-        raise CannotContinue(f"fewer than {SMALLEST_DESCRIBED_SET} subjects: no figures are kept of so few")
-    rows = datasets.memory_map(storage, replaced, manifest.width, job.scratch / "forget", subjects)
-    forget = holdout_of(objective_of(context, rows, None))
-    if forget is None:
-        raise CannotContinue(f"a model of the family {manifest.family} cannot be tested here")
-    return forget
+        people |= datasets.holders(storage, path, identifiers)
+    if len(people) < SMALLEST_DESCRIBED_SET:  # everyone has a row, so there are at least as many rows
+        raise CannotContinue(
+            f"fewer than {SMALLEST_DESCRIBED_SET} erased people: figures about so few are not kept"
+        )
+    rows = datasets.memory_map(storage, replaced, manifest.width, job.scratch / "forget", people)
+    return _scorable(context, objective_from_rows(context, rows, None))
+
+
+def _scorable(context: JobContext, objective: FamilyObjective) -> Holdout:
+    rows = holdout_of(objective)
+    if rows is None:
+        raise CannotContinue(f"models of the family {context.manifest.family} cannot be scored row by row")
+    return rows
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no numbers for keys."""
+    """Convert the keys of dictionaries to strings, as JSON requires."""
     if isinstance(value, dict):
         return {str(key): _plain(entry) for key, entry in value.items()}
     return value

@@ -1,43 +1,47 @@
-"""Stage 6, purge: what the erased left behind is deleted; only then is anything called completed."""
+"""Stage 8, purge: delete every trace of the erased rows. Only then is the batch completed."""
 
 import time
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from app.clock import now
-from app.db import transitions
+from app.core.clock import now
+from app.db import paths, transitions
+from app.db.paths import ATTEMPTS
 from app.db.states import JobState, ReportKind, VersionState
-from app.db.tables import DatasetPart, Job, Report, Task, TaskSubject, Version
-from app.orphans import ATTEMPTS
-from worker.pipeline.context import Context
-from worker.pipeline.holdings import suppress, sweep_uploads
-from worker.pipeline.late import came_meanwhile, locked_model, remove_late_rows
-from worker.pipeline.membership import look_for_members
-from worker.pipeline.receipts import sign_no_data
-from worker.pipeline.resolve import subjects_of
+from app.db.tables import DatasetPart, Job, Model, Report, Task, TaskSubject, Version
+from worker.batch.late_uploads import has_unsearched_part, locked_model, remove_late_rows
+from worker.batch.membership import run_membership_test
+from worker.batch.no_data_receipts import sign_no_data_receipts
+from worker.batch.resolve import load_subjects
+from worker.batch.suppression import suppress
+from worker.context import JobContext
+from worker.imports import sweep_uploads
 
 WAL_TRIES = 50
+_OF_ROWS = (ReportKind.EVALUATION, ReportKind.AUDIT, ReportKind.ADVICE)
+_ADVICE_FIGURES = ("advice_grid", "recommendation")
 
 
-def purge(context: Context) -> None:
+def purge(context: JobContext) -> None:
+    """Delete the erased rows, superseded weights and identifiers, and complete the batch and its job."""
     context.services.tracer.stage("purge")
-    look_for_members(context)
+    run_membership_test(context)
     forgotten = False
-    while not forgotten:  # once more for every part that comes while this one is searched
+    while not forgotten:  # search again if a part arrived in the meantime
         searched = remove_late_rows(context)
-        _delete_files(context)
+        delete_files(context)
         sweep_uploads(context)
-        sign_no_data(context)
-        forgotten = _forget_identifiers(context, searched)
-    _empty_wal(context)
+        sign_no_data_receipts(context)
+        forgotten = forget_identifiers(context, searched)
+    empty_write_ahead_log(context)
     with context.writing() as session:
         transitions.complete_batch(session, context.batch_in(session), now())
         transitions.finish_job(session, context.job_id, context.token, now())
 
 
-def _delete_files(context: Context) -> None:
-    """Replaced parts, superseded checkpoints, and whatever other attempts for this model have left."""
+def delete_files(context: JobContext) -> None:
+    """Delete replaced parts, superseded weights and sketches, and what other attempts left behind."""
     storage = context.services.storage
     with context.services.database.reading() as session:
         old_parts = session.scalars(
@@ -50,65 +54,84 @@ def _delete_files(context: Context) -> None:
                 Version.model_id == context.model.id, Version.state == VersionState.SUPERSEDED
             )
         ).all()
-    replaced = [*(part.path for part in old_parts), *(version.path for version in old_versions)]
-    for path in [*replaced, *_left_behind(context)]:
-        storage.delete(path)
+    replaced = [path for part in old_parts for path in (part.path, part.features_path) if path is not None]
+    replaced += [version.path for version in old_versions]
+    storage.delete(*replaced, *_orphans(context), *_stale_sketches(context))
     with context.writing() as session:
         session.execute(delete(DatasetPart).where(DatasetPart.id.in_([part.id for part in old_parts])))
-        session.execute(
-            update(Version)
-            .where(Version.id.in_([version.id for version in old_versions]))
-            .values(state=VersionState.PURGED)
-        )
+        transitions.purge_versions(session, [version.id for version in old_versions])
         if old_parts:
             _delete_reports(context, session)
 
 
-def _left_behind(context: Context) -> list[str]:
-    """Files of this model's attempts that nothing refers to: rows of those erased now may be among them.
+def _orphans(context: JobContext) -> list[str]:
+    """Return files of this model's attempts that nothing refers to. They may hold rows of erased people.
 
-    In this order: files, then who is at work, then what is referred to (see `app.orphans`).
+    The order matters: list the files, then the running jobs, then the references (see
+    `app.dispatcher.orphan_sweep`).
     """
-    found = context.services.storage.list(ATTEMPTS)
+    files = context.services.storage.list(ATTEMPTS)
     with context.services.database.reading() as session:
         jobs = session.execute(select(Job.id, Job.state).where(Job.model_id == context.model.id)).all()
         working = (JobState.QUEUED, JobState.RUNNING)
         ended = {str(job_id) for job_id, state in jobs if state not in working or job_id == context.job_id}
-        kept = set(session.scalars(select(DatasetPart.path).where(DatasetPart.last_generation.is_(None))))
+        in_use = select(DatasetPart.path, DatasetPart.features_path).where(
+            DatasetPart.last_generation.is_(None)
+        )
+        kept = {path for paths in session.execute(in_use) for path in paths if path is not None}
         kept |= set(session.scalars(select(Version.path).where(Version.state == VersionState.CURRENT)))
-    return [path for path in found if path not in kept and path.split("/")[1] in ended and "/." not in path]
+    return [path for path in files if path not in kept and path.split("/")[1] in ended and "/." not in path]
 
 
-def _delete_reports(context: Context, session: Session) -> None:
-    """Evaluations and audits of rows that are gone. One under way finds the model changed, and says so."""
+def _stale_sketches(context: JobContext) -> list[str]:
+    """Return the curvature sketches of superseded versions. They were made from rows that are gone.
+
+    A sketch is written with the model locked and only while its version is current, so none can appear after
+    this list was made (see `worker.sketches`).
+    """
+    current = paths.sketch(context.model.id, context.current_version().id)
+    folder = paths.sketches(context.model.id)
+    return [path for path in context.services.storage.list(folder) if path != current]
+
+
+def _delete_reports(context: JobContext, session: Session) -> None:
+    """Delete evaluations, audits and advice from rows that are gone, also from the registration report.
+
+    A running one notices that the model changed.
+    """
     ended = select(Job.id).where(Job.model_id == context.model.id, Job.finished_at.is_not(None))
     session.execute(
         delete(Report)
-        .where(Report.kind.in_((ReportKind.EVALUATION, ReportKind.AUDIT)), Report.job_id.in_(ended))
+        .where(Report.kind.in_(_OF_ROWS), Report.job_id.in_(ended))
         .execution_options(synchronize_session=False)
     )
+    model = session.get_one(Model, context.model.id)
+    if model.report is not None:
+        model.report = model.report | dict.fromkeys(_ADVICE_FIGURES)
 
 
-def _forget_identifiers(context: Context, searched: frozenset[str]) -> bool:
-    """What remains is a keyed hash if the policy keeps a suppression list, else nothing.
+def forget_identifiers(context: JobContext, searched: frozenset[str]) -> bool:
+    """Delete the identifiers of the batch, and return whether that was done.
 
-    False when a part came that is not searched yet.
+    Only keyed hashes remain, and only if the policy keeps a suppression list. Returns False, with the
+    identifiers still there, if a part has arrived that was not searched yet.
     """
     assert context.batch is not None
-    subjects = list(subjects_of(context)[0])
+    subjects = list(load_subjects(context)[0])
     with context.writing() as session:
         model = locked_model(context, session)
-        if subjects and came_meanwhile(session, model.id, searched):
+        if subjects and has_unsearched_part(session, model.id, searched):
             return False
         if subjects and context.manifest.policy.suppression_list:
             suppress(context, session, subjects)
         tasks = select(Task.id).where(Task.batch_id == context.batch.id)
-        gone = update(TaskSubject).where(TaskSubject.task_id.in_(tasks))
-        session.execute(gone.values(identifier=None, person=None))
+        rows = update(TaskSubject).where(TaskSubject.task_id.in_(tasks))
+        session.execute(rows.values(identifier=None, person=None))
     return True
 
 
-def _empty_wal(context: Context) -> None:
+def empty_write_ahead_log(context: JobContext) -> None:
+    """Remove deleted identifiers from SQLite's write-ahead log. Raises if a reader keeps it open too long."""
     for _ in range(WAL_TRIES):
         if context.services.database.forget_deleted_bytes():
             return

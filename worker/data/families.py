@@ -1,21 +1,24 @@
-"""Model families: from a manifest to an objective of the engine, and the tensors a checkpoint must hold.
+"""Model families: the engine's objective for a manifest, and the tensors that its weights consist of.
 
-A plug-in is an object of the class `Family`, named in the entry-point group `lethe.families` of an installed
-distribution. It is imported on the worker only.
+A plug-in is a `Family` object that an installed distribution names in the entry-point group `lethe.families`.
+It is imported on the worker only.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from math import prod
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from app.db.manifest import FAMILY_GROUP, NETWORK_FAMILIES, Manifest
+from worker.data.activations import prepare_rows
 from worker.engine.families import Logistic, Ridge, Softmax
-from worker.engine.linear import _alone
+from worker.engine.linearised.automatic import anchor_shapes, trained_names
+from worker.engine.linearised.objective import LinearisedObjective
 from worker.engine.networks.architectures import AllCnn, Mlp, ResNet18, Spec, build, shapes_of
 from worker.engine.networks.objective import NetworkObjective
 from worker.engine.objective import Objective, Reduce
@@ -29,26 +32,39 @@ class FamilyError(Exception):
 
 
 class FamilyObjective(Objective, Protocol):
-    """An objective that knows how its flat vector is laid out as tensors."""
+    """An objective that knows how its flat parameter vector is laid out as tensors."""
 
-    def flatten(self, parts: Mapping[str, Tensor]) -> Tensor: ...
+    def flatten(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Lay named tensors out as one vector (d,)."""
 
-    def unflatten(self, w: Tensor) -> dict[str, Tensor]: ...
+    def unflatten(self, w: Tensor) -> dict[str, Tensor]:
+        """Split a vector (d,) into named tensors."""
+
+
+def single_rank(tensor: Tensor) -> Tensor:
+    """Return the tensor: with one rank, its own sum is the sum over all ranks."""
+    return tensor
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an objective computes, and how its sums over rows become sums over all ranks."""
+    """The device of an objective, and how its sums over rows become sums over all ranks.
+
+    With a `scratch` folder, a network of which only some layers are trained keeps what the layers before
+    them compute in a file there, so that every pass starts from it. The file has no name and ends with the
+    objective. Use it for fits, which pass over the rows many times.
+    """
 
     device: torch.device | str = "cpu"
-    reduce: Reduce = _alone
+    reduce: Reduce = single_rank
+    scratch: Path | None = None
 
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of model: its loss in words, its tensors in the order of the flat vector, its objective.
+    """A kind of model: the name of its loss, its tensors in the order of the flat vector, and its objective.
 
-    `classes` is how many labels 0 … classes-1 there are, or None for real targets. A family without `placed`
+    `classes` is the number of labels 0 … classes-1, or None for real targets. A family without `placed`
     computes on the CPU of one rank.
     """
 
@@ -58,39 +74,55 @@ class Family:
     objective: Callable[[Manifest, Rows, Tensor | None], FamilyObjective]
     classes: Callable[[Manifest], int | None]
     module: Callable[[Manifest], nn.Module] | None = None
-    """Of a network: what registration inspects."""
+    """The module of a network, which registration inspects."""
     placed: Callable[[Manifest, Rows, Tensor | None, Place], FamilyObjective] | None = None
-    """The objective on another device, or on a share of the rows."""
+    """The objective on another device, or on a shard of the rows."""
+    anchored: Callable[[Manifest], Shapes] | None = None
+    """The tensors of an anchor, if they are not those of the weights."""
+
+    def anchor_shapes(self, manifest: Manifest) -> Shapes:
+        """Return the tensors that an anchor consists of, in the order of its flat vector."""
+        return (self.anchored or self.shapes)(manifest)
 
     def objective_at(
         self, manifest: Manifest, rows: Rows, anchor: Tensor | None, place: Place
     ) -> FamilyObjective:
+        """Build the objective at this place, or on the CPU if the family supports nothing else."""
         if self.placed is None:
             return self.objective(manifest, rows, anchor)
         return self.placed(manifest, rows, anchor, place)
 
     def dimension(self, manifest: Manifest) -> int:
+        """Return the number of parameters d."""
         return sum(prod(shape) for shape in self.shapes(manifest).values())
 
+    def flat_anchor(self, manifest: Manifest, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return an anchor's tensors as one float64 vector, in the order of `anchor_shapes`."""
+        shapes = self.anchor_shapes(manifest)
+        return torch.cat([tensors[name].reshape(-1).to(torch.float64) for name in shapes])
+
     def flat(self, manifest: Manifest, tensors: Mapping[str, Tensor]) -> Tensor:
-        """(d,) in float64, in the order of `shapes`."""
+        """Return the tensors as one float64 vector (d,), in the order of `shapes`."""
         return torch.cat([tensors[name].reshape(-1).to(torch.float64) for name in self.shapes(manifest)])
 
 
 def family_of(manifest: Manifest) -> Family:
+    """Return the manifest's family, built in or from a plug-in. Raises `FamilyError` if it cannot be used."""
     if manifest.family in _BUILT_IN:
         return _BUILT_IN[manifest.family]
-    found = [entry for entry in entry_points(group=FAMILY_GROUP) if entry.name == manifest.family]
-    if not found:
-        raise FamilyError(f"the family {manifest.family} is not installed on the worker")
+    entries = [entry for entry in entry_points(group=FAMILY_GROUP) if entry.name == manifest.family]
+    if not entries:
+        raise FamilyError(
+            f"the family {manifest.family} is not installed on the worker: install its plug-in there"
+        )
     try:
-        loaded = found[0].load()
+        loaded = entries[0].load()
     except Exception as problem:
         raise FamilyError(
             f"the plug-in of the family {manifest.family} does not load: {type(problem).__name__}"
         ) from None
     if not isinstance(loaded, Family) or loaded.name != manifest.family:
-        raise FamilyError(f"the plug-in named {manifest.family} does not give a Family of that name")
+        raise FamilyError(f"the plug-in named {manifest.family} does not provide a Family of that name")
     return loaded
 
 
@@ -128,24 +160,44 @@ def _built_in(
     placed: Callable[[Manifest, Rows, Tensor | None, Place], FamilyObjective],
     classes: Callable[[Manifest], int | None],
     module: Callable[[Manifest], nn.Module] | None = None,
+    anchored: Callable[[Manifest], Shapes] | None = None,
 ) -> Family:
     here = Place()
     return Family(
-        name, loss, shapes, lambda m, rows, anchor: placed(m, rows, anchor, here), classes, module, placed
+        name,
+        loss,
+        shapes,
+        lambda m, rows, anchor: placed(m, rows, anchor, here),
+        classes,
+        module,
+        placed,
+        anchored,
     )
 
 
 def network_family(name: str, module: Callable[[Manifest], nn.Module], *, regression: bool = False) -> Family:
-    """A network from its module, (c, width) -> (c, classes) or (c, 1): for plug-ins, and for our own.
+    """Make a family of networks from a module that maps (c, width) -> (c, classes) or (c, 1).
 
-    The module's initial values play no part: the anchor is uploaded, and the weights are trained from there.
+    Plug-ins and built-in networks both use it. The module's initial values do not matter, because training
+    starts from the uploaded anchor. If the manifest asks for it, the network is linearised there.
     """
 
     def shapes(manifest: Manifest) -> Shapes:
         with torch.device("meta"):
-            return shapes_of(module(manifest))
+            made = module(manifest)
+        every = shapes_of(made)
+        return {name: every[name] for name in trained_names(made, trained_layers(manifest))}
 
-    def objective(manifest: Manifest, rows: Rows, anchor: Tensor | None, place: Place) -> NetworkObjective:
+    def anchored(manifest: Manifest) -> Shapes:
+        with torch.device("meta"):
+            return anchor_shapes(module(manifest)) if manifest.linearised else shapes_of(module(manifest))
+
+    def objective(
+        manifest: Manifest, rows: Rows, anchor: Tensor | None, place: Place
+    ) -> NetworkObjective | LinearisedObjective:
+        if manifest.linearised:
+            classes = None if regression else _classes(manifest)
+            return _linearised(manifest, module(manifest), rows, anchor, place, classes)
         return NetworkObjective(
             rows,
             module(manifest),
@@ -158,11 +210,46 @@ def network_family(name: str, module: Callable[[Manifest], nn.Module], *, regres
         )
 
     loss = "half squared error" if regression else "cross-entropy"
-    return _built_in(name, loss, shapes, objective, lambda m: None if regression else m.classes, module)
+    return _built_in(
+        name, loss, shapes, objective, lambda m: None if regression else m.classes, module, anchored
+    )
+
+
+def trained_layers(manifest: Manifest) -> tuple[str, ...]:
+    """Return the layers of a network that are trained, or none for all."""
+    return () if manifest.network is None else manifest.network.layers or ()
+
+
+def _linearised(
+    manifest: Manifest,
+    module: nn.Module,
+    rows: Rows,
+    anchor: Tensor | None,
+    place: Place,
+    classes: int | None,
+) -> LinearisedObjective:
+    if anchor is None:
+        raise FamilyError("a linearised network needs an anchor: upload it")
+    layers = trained_layers(manifest)
+    prepared = None
+    if layers and place.scratch is not None:
+        prepared = prepare_rows(rows, module, anchor, layers, device=place.device, scratch=place.scratch)
+    return LinearisedObjective(
+        rows if prepared is None else prepared,
+        module,
+        manifest.lam,
+        anchor,
+        layers=layers,
+        prepared=prepared is not None,
+        width=rows.width,
+        classes=classes,
+        reduce=place.reduce,
+        device=place.device,
+    )
 
 
 def spec_of(manifest: Manifest) -> Spec:
-    """The architecture a manifest of a built-in network describes."""
+    """Return the architecture that the manifest of a built-in network describes."""
     network, classes = manifest.network, _classes(manifest)
     assert network is not None
     if network.hidden is not None:
@@ -177,7 +264,7 @@ def spec_of(manifest: Manifest) -> Spec:
 
 def _classes(manifest: Manifest) -> int:
     if manifest.classes is None:
-        raise FamilyError(f"the family {manifest.family} needs classes")
+        raise FamilyError(f"the family {manifest.family} needs classes: add it to the manifest")
     return manifest.classes
 
 

@@ -1,4 +1,4 @@
-"""How rows are matched to people: exactly, after Unicode normalisation; and what nearly matches."""
+"""Matching rows to people: exactly, after Unicode normalisation, and near matches that hint at typos."""
 
 import unicodedata
 from collections.abc import Collection
@@ -8,9 +8,9 @@ import pyarrow.compute as pc
 
 
 def normalised(column: pa.Array) -> pa.Array:
-    """Return identifiers in Unicode normal form C, in which they are compared.
+    """Return identifiers in Unicode normal form C, the form in which they are compared.
 
-    Columns of ASCII, the common case, are in that form already.
+    ASCII columns, the common case, are already in that form.
     """
     column = column.cast(pa.string())
     if pc.all(pc.string_is_ascii(column), min_count=0).as_py():
@@ -18,21 +18,21 @@ def normalised(column: pa.Array) -> pa.Array:
     return pc.utf8_normalize(column, form="NFC")
 
 
-def wanted(subjects: Collection[str]) -> pa.Array:
-    """Return identifiers as `belonging` wants them."""
+def lookup_set(subjects: Collection[str]) -> pa.Array:
+    """Return identifiers in the form that `belongs_to` looks up."""
     return normalised(pa.array(sorted(subjects), pa.string()))
 
 
-def belonging(column: pa.Array, subjects: pa.Array) -> pa.Array:
-    """Tell for every row whether it is of one of these subjects. Both sides are normalised by Arrow."""
+def belongs_to(column: pa.Array, subjects: pa.Array) -> pa.Array:
+    """Return for every row whether it belongs to one of these people. Arrow normalises both sides."""
     return pc.is_in(normalised(column), value_set=subjects)
 
 
 def folded(identifier: str) -> str:
-    """Return what identifiers have in common that a person would take for the same.
+    """Return a form in which identifiers that a person would confuse are equal.
 
-    Letter case, compatibility forms, white space and invisible characters do not count. No row is ever
-    erased because of this: it only tells the owner of the data that a request may be mistyped.
+    It ignores letter case, compatibility forms, white space and invisible characters. No row is ever erased
+    because of a match in this form. It only warns the owner of the data that a request may be mistyped.
 
     >>> folded(" Alice\u200b  SMITH ") == folded("alice smith")
     True
@@ -41,7 +41,7 @@ def folded(identifier: str) -> str:
     """
     if not identifier.isascii():
         identifier = unicodedata.normalize("NFKC", identifier)
-        if not identifier.isprintable():  # no format character is
+        if not identifier.isprintable():  # format characters are not printable
             identifier = "".join(c for c in identifier if unicodedata.category(c) != "Cf")
         identifier = unicodedata.normalize("NFKC", identifier.casefold())
     return " ".join(identifier.casefold().split())

@@ -1,6 +1,6 @@
-"""A look at every row of a dataset: what is wrong with it, and what registration reports of it.
+"""Inspection of every row of a dataset: its problems, and the figures that registration reports.
 
-Problems name a part and a row, never what the row holds.
+Problems name a part and a row, never what the row contains.
 """
 
 import hashlib
@@ -12,44 +12,47 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from app.storage import Storage
-from worker.loading import datasets
-from worker.loading.datasets import FEATURES, LABEL, SUBJECT
-from worker.loading.identifiers import normalised
+from app.core.storage import Storage
+from worker.data import datasets
+from worker.data.datasets import FEATURES, LABEL, SUBJECT
+from worker.data.identifiers import normalised
 
-# Means and variances within these of 0 and 1 look like constants computed from the very data.
+# Features whose means and variances are this close to 0 and 1 were probably standardised on this data.
 STANDARDISED_MEAN, STANDARDISED_VARIANCE = 0.05, 0.1
 STANDARDISED_SHARE, STANDARDISED_ROWS = 0.9, 20
-# With fewer subjects a class's count is a few people's label.
+# The size of a class with fewer people would reveal the label of a few of them.
 DESCRIBED_SUBJECTS = 20
 
 
 @dataclass(frozen=True)
 class Expected:
+    """What the manifest says about the rows of a role."""
+
     width: int
-    classes: int | None  # None: real targets
+    classes: int | None  # None for real targets
     needs_subject: bool = True
-    most_bytes: int | None = None  # that the rows of all parts may take, laid out
+    most_bytes: int | None = None  # the limit on the unpacked size of all parts
 
 
 class Distinct:
-    """How many different subjects there are, from 64-bit digests: eight bytes each, no identifier kept."""
+    """Counts distinct people by 64-bit digests of their identifiers. No identifier is kept."""
 
     def __init__(self) -> None:
         self._merged: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
         self._new: list[bytes] = []
 
     def add(self, subjects: pa.Array) -> None:
+        """Add the people in this column."""
         self._new += (
             hashlib.blake2b(subject.encode(), digest_size=8).digest()
             for subject in pc.unique(normalised(subjects)).to_pylist()
         )
-        if len(self._new) > max(len(self._merged), 1 << 16):  # so that sorting stays O(n log n) in all
+        if len(self._new) > max(len(self._merged), 1 << 16):  # keeps the total cost of sorting at O(n log n)
             self._merge()
 
     @property
     def seen(self) -> npt.NDArray[np.uint64]:
-        """Sorted, each once."""
+        """The digests seen so far, sorted and distinct."""
         self._merge()
         return self._merged
 
@@ -58,12 +61,13 @@ class Distinct:
         self._new = []
 
     def shared(self, other: "Distinct") -> int:
+        """Return how many people are in both sets."""
         return len(np.intersect1d(self.seen, other.seen, assume_unique=True))
 
 
 @dataclass
 class Inspection:
-    """What was found in the parts of one role, so far."""
+    """What was found so far in the parts of one role."""
 
     expected: Expected
     problems: list[str] = field(default_factory=list)
@@ -71,16 +75,18 @@ class Inspection:
     classes: Counter[int] = field(default_factory=Counter)
     subjects: Distinct = field(default_factory=Distinct)
     _people: dict[int, set[str]] = field(default_factory=dict)
-    """Some subjects of each class, until there are enough to tell its size."""
-    _claimed: int = 0
+    """Some people of each class, until there are enough that its size may be shown."""
+    _unpacked_bytes: int = 0
     _sum: npt.NDArray[np.float64] | None = None
     _squares: npt.NDArray[np.float64] | None = None
 
     @property
     def total(self) -> int:
+        """The number of rows in all parts."""
         return sum(self.rows.values())
 
     def add(self, storage: Storage, name: str, path: str) -> None:
+        """Inspect one part. `name` is how problems refer to it."""
         expected = self.expected
         problems = datasets.schema_problems(
             storage,
@@ -92,27 +98,30 @@ class Inspection:
         if problems:
             self.problems += [f"{name}: {problem}" for problem in problems]
             return
-        self._claimed += datasets.row_count(storage, path) * datasets.row_bytes(expected.width)
-        if expected.most_bytes is not None and self._claimed > expected.most_bytes:
-            self.problems.append(f"{name}: too many rows: unpacked they would pass max_dataset_bytes")
+        self._unpacked_bytes += datasets.row_count(storage, path) * datasets.row_bytes(expected.width)
+        if expected.most_bytes is not None and self._unpacked_bytes > expected.most_bytes:
+            self.problems.append(
+                f"{name}: too many rows: unpacked, the dataset would exceed max_dataset_bytes"
+            )
             return
         with_subjects = datasets.has_subjects(storage, path)
         columns = [LABEL, FEATURES, *([SUBJECT] if with_subjects else [])]
         tally = _Tally()
         for batch in datasets.batches(storage, path, columns):
-            self._look(batch, tally)
+            self._inspect(batch, tally)
             tally.rows += batch.num_rows
         self.rows[path] = tally.rows
-        self.problems += [f"{name}: {problem}" for problem in tally.described()]
+        self.problems += [f"{name}: {problem}" for problem in tally.describe()]
 
     def describable(self) -> bool:
-        """Whether every class has rows of enough different subjects for its size to be told."""
+        """Return whether every class has enough distinct people that its size may be shown."""
         classes = self.expected.classes
         return classes is not None and all(
             len(self._people.get(c, ())) >= DESCRIBED_SUBJECTS for c in range(classes)
         )
 
     def looks_standardised(self) -> bool:
+        """Return whether the features were probably standardised with constants from this data."""
         if self._sum is None or self._squares is None or self.total < STANDARDISED_ROWS:
             return False
         mean = self._sum / self.total
@@ -121,19 +130,21 @@ class Inspection:
         near = (abs(mean) <= STANDARDISED_MEAN) & (abs(variance - 1) <= STANDARDISED_VARIANCE)
         return bool(varying.any()) and float(near[varying].mean()) >= STANDARDISED_SHARE
 
-    def _look(self, batch: pa.RecordBatch, tally: "_Tally") -> None:
+    def _inspect(self, batch: pa.RecordBatch, tally: "_Tally") -> None:
         if SUBJECT in batch.schema.names:
             column = batch.column(SUBJECT).cast(pa.string())
             tally.note("subject_id is missing", column.is_null())
             self.subjects.add(column.drop_null())
             self._count_people(column, batch.column(LABEL))
-        self._look_at_labels(batch.column(LABEL), tally)
+        self._inspect_labels(batch.column(LABEL), tally)
         lists = batch.column(FEATURES)
         tally.note("the features are missing", lists.is_null())
-        values = lists.drop_null().flatten().to_numpy(zero_copy_only=False)
+        fits = datasets.has_width(lists, self.expected.width).fill_null(False)
+        tally.note(datasets.wrong_length(self.expected.width), pc.and_not(lists.is_valid(), fits))
+        values = lists.filter(fits).flatten().to_numpy(zero_copy_only=False)
         values = values.reshape(-1, self.expected.width).astype(np.float64)
         bad = ~np.isfinite(values).all(1)
-        tally.note("a feature is missing, NaN or infinite", _spread(bad, lists))
+        tally.note("a feature is missing, NaN or infinite", _spread(bad, fits))
         values = values[~bad]
         self._sum = values.sum(0) + (0 if self._sum is None else self._sum)
         self._squares = np.einsum("ij,ij->j", values, values) + (
@@ -147,39 +158,44 @@ class Inspection:
                 own = pc.unique(subjects.filter(pc.equal(labels, c)).drop_null())
                 known.update(own[: 2 * DESCRIBED_SUBJECTS].to_pylist())
 
-    def _look_at_labels(self, labels: pa.Array, tally: "_Tally") -> None:
+    def _inspect_labels(self, labels: pa.Array, tally: "_Tally") -> None:
+        valid = labels.is_valid()
         tally.note("the label is missing", labels.is_null())
         values = labels.drop_null().to_numpy(zero_copy_only=False)
         if self.expected.classes is None:
-            tally.note("the label is NaN or infinite", _spread(~np.isfinite(values), labels))
+            tally.note("the label is NaN or infinite", _spread(~np.isfinite(values), valid))
             return
         outside = (values < 0) | (values >= self.expected.classes)
-        tally.note(f"the label is not in 0 … {self.expected.classes - 1}", _spread(outside, labels))
+        tally.note(
+            f"the label is not in 0 … {self.expected.classes - 1}", _spread(outside, labels.is_valid())
+        )
         self.classes.update(values[~outside].tolist())
 
 
 @dataclass
 class _Tally:
-    """Each kind of problem with its first row and how many rows have it."""
+    """The kinds of problem in one part, each with its first row and the number of rows that have it."""
 
     rows: int = 0
-    found: dict[str, tuple[int, int]] = field(default_factory=dict)
+    problems: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def note(self, kind: str, bad: npt.NDArray[np.bool_] | pa.Array) -> None:
+        """Count the rows of the current batch that have this problem."""
         places = np.flatnonzero(np.asarray(bad))
         if len(places):
-            first, count = self.found.get(kind, (self.rows + int(places[0]), 0))
-            self.found[kind] = (first, count + len(places))
+            first, count = self.problems.get(kind, (self.rows + int(places[0]), 0))
+            self.problems[kind] = (first, count + len(places))
 
-    def described(self) -> list[str]:
+    def describe(self) -> list[str]:
+        """Describe each kind of problem with its first row."""
         return [
-            f"row {first}: {kind}" + (f" ({count} rows in all)" if count > 1 else "")
-            for kind, (first, count) in self.found.items()
+            f"row {first}: {kind}" + (f" ({count} rows in total)" if count > 1 else "")
+            for kind, (first, count) in self.problems.items()
         ]
 
 
-def _spread(bad: npt.NDArray[np.bool_], column: pa.Array) -> npt.NDArray[np.bool_]:
-    """Flags of the rows that are there, laid out over all rows."""
-    flags = np.zeros(len(column), np.bool_)
-    flags[np.asarray(column.is_valid())] = bad
+def _spread(bad: npt.NDArray[np.bool_], selected: pa.Array) -> npt.NDArray[np.bool_]:
+    """Spread flags of the selected rows over all rows."""
+    flags = np.zeros(len(selected), np.bool_)
+    flags[np.asarray(selected)] = bad
     return flags

@@ -1,4 +1,4 @@
-"""Private working folders on this machine. They hold rows, so none outlives its attempt."""
+"""Private scratch folders on this machine. They contain people's rows, so none outlives its attempt."""
 
 import fcntl
 import shutil
@@ -7,17 +7,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from uuid import UUID
 
-from app.settings import Settings
+from app.core.settings import Settings
 
 
 @contextmanager
 def working_folder(settings: Settings, token: UUID) -> Iterator[Path]:
+    """Create a scratch folder and lock it, and delete it at the end."""
     folder = _root(settings) / str(token)
-    with ExitStack() as held:
-        with _alone(settings):
+    with ExitStack() as stack:
+        with _exclusive(settings):
             folder.mkdir(mode=0o700)
-            lock = held.enter_context((folder / "lock").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)  # held by the living; the kernel lets go for the dead
+            lock = stack.enter_context((folder / "lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when this process dies
         try:
             yield folder
         finally:
@@ -25,16 +26,16 @@ def working_folder(settings: Settings, token: UUID) -> Iterator[Path]:
 
 
 def sweep(settings: Settings) -> None:
-    """Remove what a killed attempt left behind; other workers of this machine may have living ones."""
-    with _alone(settings):
+    """Delete the folders of killed attempts. Folders that a live process has locked stay."""
+    with _exclusive(settings):
         for folder in _root(settings).glob("*/"):
             if not _in_use(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _alone(settings: Settings) -> Iterator[None]:
-    """Keeps a sweep from seeing a folder that is made but not locked yet."""
+def _exclusive(settings: Settings) -> Iterator[None]:
+    """Keep a sweep from deleting a folder that was created but is not locked yet."""
     root = _root(settings)
     root.mkdir(parents=True, mode=0o700, exist_ok=True)
     with (root / "lock").open("w") as lock:

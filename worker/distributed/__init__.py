@@ -1,1 +1,1 @@
-"""One job on several ranks: rank 0 leads and decides, the others add up their share of the rows."""
+"""One job on several ranks: rank 0 decides everything, and every rank sums over its shard of the rows."""

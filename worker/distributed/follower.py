@@ -1,8 +1,9 @@
-"""A rank that follows: it reads its share of the rows, adds up what it is asked for, and knows nothing else.
+"""The process of a following rank: it reads its shard of the rows and carries out rank 0's orders.
 
-    python -m worker.distributed.following
+    python -m worker.distributed.follower
 
-It has no database, no queue and no key, draws nothing, decides nothing, and writes nothing that stays.
+It has no database, no queue and no signing key. It draws no noise, decides nothing, and leaves no files. Like
+attempts, followers are forked by a fork server, `python -m worker.distributed.follower --serve`.
 """
 
 import os
@@ -14,31 +15,36 @@ from pathlib import Path
 
 import torch
 
-from app import logs
-from app.bootstrap import Services
-from app.clock import new_id
+from app.core import logging
+from app.core.clock import new_id
+from app.core.settings import Settings, load_settings
+from app.core.storage import Storage
 from app.db.manifest import Manifest
-from app.settings import Settings, load_settings
-from app.storage import Storage
-from worker import devices
-from worker.distributed.meeting import Meeting
-from worker.distributed.shares import Share
-from worker.distributed.wire import GroupWire, Order, join
-from worker.pipeline.scratch import working_folder
-from worker.problems import RankLost
+from app.services import Services
+from worker import devices, fork_server, preload
+from worker.data.scratch import working_folder
+from worker.distributed.protocol import GroupConnection, Order, join
+from worker.distributed.rendezvous import Rendezvous
+from worker.distributed.shard import Shard
+from worker.errors import RankLost
 
-log = logs.get("rank")
-LOST = 76
+log = logging.get_logger("rank")
+LOST = 76  # exit code: the other ranks are gone
+PROCESS_NAME = "lethe-rank"  # in the process list
 
 
 class Follower:
-    def __init__(self, wire: GroupWire, storage: Storage, scratch: Path, device: torch.device) -> None:
-        self._wire, self._storage, self._scratch, self._device = wire, storage, scratch, device
-        self._share: Share | None = None
+    """Carries out rank 0's orders on this rank's shard of the rows."""
+
+    def __init__(
+        self, connection: GroupConnection, storage: Storage, scratch: Path, device: torch.device
+    ) -> None:
+        self._connection, self._storage, self._scratch, self._device = connection, storage, scratch, device
+        self._shard: Shard | None = None
 
     def serve(self) -> None:
-        """Until rank 0 says that it is the end, or is gone."""
-        while (order := self._wire.next()).do != "end":
+        """Carry out orders until rank 0 sends `end`. Raises `RankLost` if rank 0 is gone."""
+        while (order := self._connection.next()).do != "end":
             if order.do == "forget":
                 self._forget()
                 continue
@@ -46,72 +52,91 @@ class Follower:
 
     def _carry_out(self, order: Order) -> None:
         try:
-            self._wire.together(lambda: self._do(order))
+            self._connection.together(lambda: self.execute(order))
         except RankLost:
             raise
-        except Exception as problem:  # every rank knows by now, and rank 0 decides what follows
-            where = logs.where(problem.__traceback__)
+        except Exception as problem:  # all ranks know of it by now, and rank 0 decides what to do
+            where = logging.where(problem.__traceback__)
             log.warning("order failed", order=order.do, kind=type(problem).__name__, where=where)
         finally:
             if order.vector is not None:
                 order.vector.zero_()
 
-    def _do(self, order: Order) -> None:
+    def execute(self, order: Order) -> None:
+        """Compute what one order asks for. The results leave this rank as sums over all ranks."""
         if order.do == "open":
             self._open(order)
             return
-        assert self._share is not None
-        share, vector, args = self._share, order.vector, order.args
-        known: dict[str, Callable[..., object]] = {
-            "evaluate": share.evaluate,
-            "linearise": lambda w, **how: share.linearise(w=w, **how),
-            "product": share.product,
-            "measured_rounding": share.measured_rounding,
-            "input_norms": share.input_norms,
-            "derivative_sums": share.derivative_sums,
-            "rows": lambda indices: share.rows_at(indices.long()),
-            "halve": share.halve,
+        assert self._shard is not None
+        shard, vector, args = self._shard, order.vector, order.args
+        operations: dict[str, Callable[..., object]] = {
+            "evaluate": shard.evaluate,
+            "linearise": lambda w, **how: shard.linearise(w=w, **how),
+            "product": shard.product,
+            "measured_rounding": shard.measured_rounding,
+            "input_norms": shard.input_norms,
+            "derivative_sums": shard.derivative_sums,
+            "rows": lambda indices: shard.rows_at(indices.long()),
+            "halve": shard.halve_chunks,
         }
-        known[order.do](*(() if vector is None else (vector,)), **args)
+        operations[order.do](*(() if vector is None else (vector,)), **args)
 
     def _open(self, order: Order) -> None:
         self._forget()
         manifest, _, paths = order.text.partition("\n")
-        self._share = Share(
+        self._shard = Shard.open(
             self._storage,
             Manifest.model_validate_json(manifest),
             paths.split(" "),
             order.vector,
             self._scratch / "rows",
-            wire=self._wire,
+            connection=self._connection,
             device=self._device,
         )
 
     def _forget(self) -> None:
-        if self._share is not None:
-            self._share.forget()
-        self._share = None
+        if self._shard is not None:
+            self._shard.forget()
+        self._shard = None
 
 
-def main(settings: Settings, meeting: Meeting) -> int:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold un-noised weights
-    devices.be_deterministic()
-    devices.share_cores(meeting.local_ranks)
-    device = devices.choose(settings.device, local_rank=meeting.local_rank)
+def main(settings: Settings, place: Rendezvous) -> int:
+    """Join the other ranks, serve one attempt, and return the exit code."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain weights without noise
+    devices.use_deterministic_algorithms()
+    devices.share_cores(place.local_ranks)
+    device = devices.choose(settings.device, local_rank=place.local_rank)
     try:
-        wire = join(meeting, device, settings.rank_timeout_seconds)
+        connection = join(place, device, settings.rank_timeout_seconds)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a stop lets the attempt finish, see `launch.follow`
         with working_folder(settings, new_id()) as scratch:
-            Follower(wire, Services(settings).storage, scratch, device).serve()
-        wire.close()
+            Follower(connection, Services(settings).storage, scratch, device).serve()
+        connection.close()
     except RankLost as problem:
-        log.warning("following ended", because=str(problem))
+        log.warning("lost the other ranks", because=str(problem))
         return LOST
     return 0
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Serve the attempt that the environment names, and end this process."""
+    # A fork server ignores stop signals. A rank that waits for an attempt ends when asked to.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
     os.umask(0o077)
-    found = load_settings()
-    logs.configure(found)
-    sys.exit(main(found, Meeting.from_environment(os.environ)))
+    settings = load_settings()
+    logging.configure(settings)
+    sys.exit(main(settings, Rendezvous.from_environment(os.environ)))
+
+
+def serve(commands: int, replies: int) -> None:
+    """Import what every follower needs, then fork one for each attempt."""
+    preload.import_libraries()
+    fork_server.serve(run, commands, replies, name=lambda: PROCESS_NAME)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [fork_server.SERVE]:
+        serve(int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        run()

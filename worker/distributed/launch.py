@@ -1,93 +1,132 @@
-"""Starting ranks: beside an attempt on one machine, or as the following half of a process group."""
+"""Starting and supervising follower processes, beside an attempt or as ranks of a torchrun group."""
 
 import os
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 
-from app import logs, process
-from app.clock import new_id
-from app.settings import Settings
-from worker.distributed.meeting import Meeting, of_process_group
-from worker.distributed.reaching import tell_when_gone
-from worker.pipeline.scratch import sweep, working_folder
+from app.core import logging, process
+from app.core.clock import new_id
+from app.core.settings import Settings
+from worker.data.scratch import sweep, working_folder
+from worker.distributed.rendezvous import Rendezvous, process_group, watch_rank_0
+from worker.fork_server import ChildProcess, ForkServer
 
-log = logs.get("ranks")
-COMMAND = ["-P", "-m", "worker.distributed.following"]
+log = logging.get_logger("ranks")
+FOLLOWER_MODULE = "worker.distributed.follower"
 GRACE_SECONDS = 2.0
-# A follower reads rows and adds them up: it has no database, no queue and no key to sign with.
+# A follower sums over rows. It needs no database, no queue and no signing key.
 _WITHHELD = frozenset({"LETHE_DATABASE_URL", "LETHE_REDIS_URL", "LETHE_SIGNING_KEY"})
-PAUSE_SECONDS = 1.0
-DRAIN_GRACE_SECONDS = 5.0  # rank 0 gives up first, and hands its job back
+POLL_SECONDS = 1.0
+DRAIN_GRACE_SECONDS = 5.0  # longer than rank 0 waits, so that rank 0 can hand its job back first
+
+
+class Followers:
+    """The follower processes of one machine, forked by a server that never had the secrets they do not need.
+
+    The server starts with the first follower, or earlier if `start` is called.
+    """
+
+    def __init__(self, module: str = FOLLOWER_MODULE) -> None:
+        self._module = module
+        self._server: ForkServer | None = None
+
+    def start(self) -> None:
+        """Start the server, which then imports what followers need."""
+        if self._server is None:
+            self._server = ForkServer(self._module, env=_environment())
+        self._server.start()
+
+    def run(self, place: Rendezvous | None = None) -> ChildProcess:
+        """Start the follower of one rank. Without a place, the environment names it, as under torchrun."""
+        self.start()
+        assert self._server is not None
+        return self._server.run(env=_environment() | ({} if place is None else place.environment()))
+
+    def close(self) -> None:
+        """End the server and its followers."""
+        if self._server is not None:
+            self._server.close()
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _WITHHELD}
 
 
 @contextmanager
-def meeting(settings: Settings) -> Iterator[Meeting | None]:
-    """Rank 0's: None when it works alone. Its followers on this machine are started, and end with it."""
-    group = of_process_group(os.environ)
-    if group is not None:
+def open_rendezvous(settings: Settings, followers: Followers) -> Iterator[Rendezvous | None]:
+    """Yield where rank 0 meets its followers, or None if it works alone.
+
+    With `nproc` above 1, followers are started on this machine and end with the block. In a torchrun group
+    they run already.
+    """
+    group = process_group(os.environ)
+    if group is not None or settings.nproc == 1:
         yield group
         return
-    if settings.nproc == 1:
-        yield None
-        return
     with working_folder(settings, new_id()) as folder:
-        mine = Meeting(0, settings.nproc, 0, settings.nproc, file=str(folder.absolute() / "meeting"))
-        followers = [_start(replace(mine, rank=rank, local_rank=rank)) for rank in range(1, settings.nproc)]
+        rank_0 = Rendezvous(0, settings.nproc, 0, settings.nproc, file=str(folder.absolute() / "rendezvous"))
+        started = [
+            followers.run(replace(rank_0, rank=rank, local_rank=rank)) for rank in range(1, settings.nproc)
+        ]
         try:
-            yield mine
+            yield rank_0
         finally:
-            _end(followers)
-    sweep(settings)  # one that was killed leaves its folder
+            _end_followers(started)
+    sweep(settings)  # a killed follower leaves its folder behind
 
 
-def _start(its: Meeting) -> subprocess.Popen[bytes]:
-    ours = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
-    return process.spawn([sys.executable, *COMMAND], env={**ours, **its.environment()})
+def _end_followers(followers: Sequence[ChildProcess]) -> None:
+    """Wait briefly for the followers, whose attempt is over, and kill those still computing.
 
-
-def _end(followers: list[subprocess.Popen[bytes]]) -> None:
-    """Told to end they do; one that is lost in a computation is not waited for."""
+    One that rank 0 never met has not joined an attempt and ends when asked to.
+    """
     for follower in followers:
-        if not process.wait(follower, GRACE_SECONDS):
-            process.kill(follower)
+        follower.terminate()
+    for follower in followers:
+        if not follower.wait(GRACE_SECONDS):
+            follower.kill()
 
 
 def follow(settings: Settings) -> None:
-    """A following rank of a process group: attempt after attempt, each in a fresh process."""
-    stopping, alone = threading.Event(), threading.Event()
+    """Serve attempt after attempt as a following rank of a torchrun group, each in a fresh process.
 
-    def note(_number: int, _frame: FrameType | None) -> None:
+    Ends when asked to stop. If rank 0 is gone, exits with status 1 so that a supervisor starts a new group.
+    """
+    stopping, rank_0_lost = threading.Event(), threading.Event()
+
+    def request_stop(_number: int, _frame: FrameType | None) -> None:
         stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, note)
-    tell_when_gone(os.environ, settings.rank_timeout_seconds, alone.set)
+        signal.signal(number, request_stop)
+    watch_rank_0(os.environ, settings.rank_timeout_seconds, rank_0_lost.set)
     sweep(settings)
-    while not stopping.is_set() and not alone.is_set():
-        child = process.spawn([sys.executable, *COMMAND])
-        while not process.wait(child, PAUSE_SECONDS):
-            if alone.is_set():
-                process.kill(child)
+    followers = Followers()
+    while not stopping.is_set() and not rank_0_lost.is_set():
+        child = followers.run()
+        while not child.wait(POLL_SECONDS):
+            if rank_0_lost.is_set():
+                child.kill()
             elif stopping.is_set():
                 _let_finish(child, settings.drain_seconds)
+        assert child.returncode is not None
         if child.returncode != 0 and not stopping.is_set():
             log.warning("rank ended", end=process.describe_end(child.returncode))
-            stopping.wait(PAUSE_SECONDS)  # whatever it was may be so for the next one too
+            stopping.wait(POLL_SECONDS)  # the next one may fail for the same reason
         sweep(settings)
-    if alone.is_set():  # whoever keeps us running starts a group with the rank 0 that comes
+    followers.close()
+    if rank_0_lost.is_set():
         log.warning("rank 0 is gone")
         raise SystemExit(1)
 
 
-def _let_finish(child: subprocess.Popen[bytes], drain_seconds: float) -> None:
-    """One that waits for an attempt ends at once; in one, it is needed for as long as rank 0 is given."""
+def _let_finish(child: ChildProcess, drain_seconds: float) -> None:
+    """Ask a follower to stop. One without an attempt ends at once; one with an attempt may finish it."""
     log.info("asked to stop, the attempt may finish")
     child.terminate()
-    if not process.wait(child, drain_seconds + DRAIN_GRACE_SECONDS):
-        process.kill(child)
+    if not child.wait(drain_seconds + DRAIN_GRACE_SECONDS):
+        child.kill()

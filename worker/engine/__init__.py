@@ -1,1 +1,1 @@
-"""The numerical engine: pure functions of tensors. No I/O, settings, logging or database."""
+"""Numerical engine: pure functions of tensors, without I/O, settings, logging or database access."""

@@ -1,13 +1,14 @@
-"""From a gradient to a distance."""
+"""Bounds on the distance to a minimiser, computed from the gradient norm at a point (B1 and B2)."""
 
 import math
 
 
 def strongly_convex_distance(*, gradient_norm: float, rounding: float, floor: float) -> float:
-    """B1: ‖w - ŵ‖ ≤ (‖∇f(w)‖ + e)/λ for f that is λ-strongly convex everywhere; rounded up.
+    """Return the bound B1, ‖w - ŵ‖ ≤ (‖∇f(w)‖ + e)/λ, for an f that is λ-strongly convex everywhere.
 
-    Strong convexity gives λ‖w - ŵ‖² ≤ ⟨∇f(w), w - ŵ⟩ ≤ ‖∇f(w)‖·‖w - ŵ‖. Three roundings (the sum, the
-    quotient, the product below) are covered by four ulps.
+    `gradient_norm` is the computed ‖∇f(w)‖, `rounding` is e and `floor` is λ. Strong convexity gives λ‖w -
+    ŵ‖² ≤ ⟨∇f(w), w - ŵ⟩ ≤ ‖∇f(w)‖·‖w - ŵ‖ (docs/maths.md, section 2). The result is rounded up: four ulps
+    cover the three roundings of the sum, the quotient and the final product.
 
     >>> strongly_convex_distance(gradient_norm=1e-6, rounding=0.0, floor=1e-4) >= 1e-2
     True
@@ -20,7 +21,7 @@ def strongly_convex_distance(*, gradient_norm: float, rounding: float, floor: fl
 
 
 def reachable(*, target: float, rounding: float, floor: float) -> bool:
-    """Whether rounding alone leaves room for the target: Δ* > e/λ.
+    """Return whether rounding alone leaves room for the target distance, that is whether Δ* > e/λ.
 
     >>> reachable(target=1e-2, rounding=1e-12, floor=1e-4), reachable(target=1e-9, rounding=1e-12, floor=1e-4)
     (True, False)
@@ -29,7 +30,9 @@ def reachable(*, target: float, rounding: float, floor: float) -> bool:
 
 
 def kantorovich(*, gradient_norm: float, rounding: float, floor: float, lipschitz: float) -> float:
-    """h = M·G/μ₀² with G = ‖∇f(w)‖ + e, rounded up; infinite without a positive floor.
+    """Return h = M·G/μ₀² with G = ‖∇f(w)‖ + e, rounded up. It is infinite without a positive floor μ₀.
+
+    `floor` is μ₀ ≤ λ_min(∇²f(w)) and `lipschitz` is M, a Lipschitz constant of ∇²f.
 
     >>> kantorovich(gradient_norm=0.01, rounding=0.0, floor=1.0, lipschitz=10.0)
     0.10000000000000...
@@ -40,10 +43,11 @@ def kantorovich(*, gradient_norm: float, rounding: float, floor: float, lipschit
 
 
 def kantorovich_distance(*, gradient_norm: float, rounding: float, floor: float, lipschitz: float) -> float:
-    """B2: ‖w - ŵ‖ ≤ 2G/(μ₀·(1 + √(1 - 2h))); infinite unless h < 1/2; rounded up, free of cancellation.
+    """Return the bound B2, ‖w - ŵ‖ ≤ 2G/(μ₀·(1 + √(1 - 2h))). It is infinite unless h < 1/2.
 
-    Newton & Kantorovich: μ₀ ≤ λ_min(∇²f(w)), ∇²f M-Lipschitz on B(w, 2G/μ₀). With h rounded up, 1 - 2h is too
-    small, hence the root, hence Δ too large; the last factor covers the rest.
+    This is the Newton–Kantorovich theorem with μ₀ ≤ λ_min(∇²f(w)) and ∇²f M-Lipschitz on B(w, 2G/μ₀)
+    (docs/maths.md, section 10). The formula does not cancel, and the result is rounded up: h is rounded up,
+    so 1 - 2h and its root are too small and Δ is too large. The last factor covers the remaining roundings.
 
     >>> kantorovich_distance(gradient_norm=0.01, rounding=0.0, floor=1.0, lipschitz=10.0)
     0.01055728...
@@ -56,9 +60,9 @@ def kantorovich_distance(*, gradient_norm: float, rounding: float, floor: float,
 
 
 def needed_floor(*, gradient: float, lipschitz: float, target: float) -> float:
-    """The least μ₀ with which B2 certifies `target`, from G and M.
+    """Return the smallest μ₀ with which B2 certifies the distance `target`, given G and M.
 
-    Δ is the smaller root of (M/2)t² - μ₀t + G. It is real for μ₀ ≥ √(2MG), and within the target for
+    Δ is the smaller root of (M/2)t² - μ₀t + G. The root is real for μ₀ ≥ √(2MG). It is at most the target for
     μ₀ ≥ G/t + Mt/2 at t = target, unless the target lies beyond the double root √(2G/M).
 
     >>> needed_floor(gradient=1e-8, lipschitz=100.0, target=1e-6)

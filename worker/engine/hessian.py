@@ -1,4 +1,4 @@
-"""Hessian-vector products of a linear-predictor objective: H·v = (1/k)·Jᵀ(∂²ℓ/∂z²)J·v + λv."""
+"""Hessian-vector products of a linear predictor: H·v = (1/k)·Jᵀ(∂²ℓ/∂z²)J·v + λv over k rows."""
 
 from typing import TYPE_CHECKING
 
@@ -11,11 +11,14 @@ from worker.engine.preconditioner import build
 if TYPE_CHECKING:
     from worker.engine.linear import LinearObjective
 
-PRECONDITIONER_ROWS = 1536  # more rows hardly improve a preconditioner and cost as much as products
+PRECONDITIONER_ROWS = 1536  # More rows hardly improve a preconditioner.
 
 
 class CachedHessian:
-    """Rows and their curvature held in memory, in the rows' precision; vectors go in and out in float64."""
+    """Hessian operator that keeps the rows and their curvature at w in memory.
+
+    Products run in the precision of the stored rows. Vectors go in and come out in float64.
+    """
 
     def __init__(self, objective: "LinearObjective", w: Tensor, features: Tensor, seed: int = 0) -> None:
         self._objective = objective
@@ -26,13 +29,15 @@ class CachedHessian:
         self._total = float(objective.reduce(local))
         self.fraction = len(features) / objective.rows.count
 
-    def product(self, v: Tensor) -> Tensor:  # (d,) -> (d,)
+    def product(self, v: Tensor) -> Tensor:
+        """Return H·v over the stored rows of all ranks. (d,) -> (d,)"""
         objective = self._objective
         bent = objective.curve(self._state, objective.logits(v, self._features))
         total = objective.reduce(objective.pullback(bent, self._features).to(torch.float64))
         return total / self._total + objective.lam * v
 
     def approximate_inverse(self, rank: int) -> ApproximateInverse | None:
+        """Build the Kronecker preconditioner from at most `PRECONDITIONER_ROWS` of the stored rows."""
         objective = self._objective
         stride = -(-len(self._features) // PRECONDITIONER_ROWS)
         features, state = objective.extended(self._features[::stride]), self._state[:, ::stride]
@@ -48,7 +53,7 @@ class CachedHessian:
 
 
 class StreamedHessian:
-    """All rows in float64, read anew for each product; memory does not depend on their number."""
+    """Exact Hessian operator that rereads all rows in float64 for each product, in constant memory."""
 
     fraction = 1.0
 
@@ -56,7 +61,8 @@ class StreamedHessian:
         self._objective = objective
         self._w = w
 
-    def product(self, v: Tensor) -> Tensor:  # (d,) -> (d,)
+    def product(self, v: Tensor) -> Tensor:
+        """Return H·v over all rows. (d,) -> (d,)"""
         objective = self._objective
         total = torch.zeros_like(v)
         for x, _ in objective.chunks():
@@ -65,4 +71,4 @@ class StreamedHessian:
         return objective.reduce(total) / objective.total + objective.lam * v
 
     def approximate_inverse(self, rank: int) -> None:
-        """None: a sampled operator is the place to take one from."""
+        """Return None: preconditioners are built from sampled operators."""

@@ -1,18 +1,19 @@
-"""Gaussian noise on a public grid, exactly as real arithmetic would round it.
+"""Gaussian noise on a public grid, rounded exactly as real arithmetic would round it.
 
-The release of w is g·round((w + σZ)/g) with Z standard normal: rounding to a grid that everyone knows is
-post-processing of the exact Gaussian mechanism, so its (ε, δ) holds as it stands. Adding floating-point noise
-to floating-point weights is not: which doubles it can reach depends on w, and that gives w away.
+The release of w is g·round((w + σZ)/g) with Z standard normal. Rounding to a public grid is post-processing
+of the exact Gaussian mechanism, so its (ε, δ) applies unchanged. Adding floating-point noise to
+floating-point weights would be unsafe: the set of doubles such a sum can reach depends on w and can reveal
+it.
 
-Z is defined as the exact Box–Muller image of 256 random bits a pair, a real number. It is evaluated in double
-precision, by polynomials whose error is bounded by hand from IEEE 754 alone (`TOLERANCE`, derived in
-docs/maths.md), and a coordinate too near a rounding boundary to be decided is evaluated again in interval
-arithmetic, until it is. So the published integers are those of real arithmetic, whatever the machine.
+Each pair of normals is defined as the exact Box–Muller image of 256 random bits. It is evaluated in double
+precision with polynomials whose error is bounded from IEEE 754 alone (`TOLERANCE`, derived in docs/maths.md,
+section 4). A coordinate too close to a rounding boundary is evaluated again in interval arithmetic until the
+result is certain. The published integers are therefore those of real arithmetic on every machine.
 
 Privacy rests on the bits being unpredictable. Each release takes a fresh 256-bit key from the operating
-system, expands it with ChaCha20, and forgets it: the key is never returned, stored or logged, and `noised`
-offers no way to supply one. (A block cipher in counter mode never repeats a block, which over 2³³ weights is
-a bias far above the residual of docs/maths.md; ChaCha20 has no such bias.)
+system, expands it with ChaCha20 and discards it. The key is never returned, stored or logged, and `noised`
+offers no way to supply one. A block cipher in counter mode would not do: it never repeats a block, and over
+2³³ weights that bias exceeds the residual of docs/maths.md.
 """
 
 import math
@@ -31,34 +32,34 @@ from torch import Tensor
 Floats = npt.NDArray[np.float64]
 Words = npt.NDArray[np.uint64]
 
-LARGEST_STEPS = 2.0**50  # |w|/g stays below it, so that integer and fraction fit into two doubles
-TOLERANCE = 2.0**-39  # in grid steps: the computed (w + σz)/g is nearer than this to the exact one
+LARGEST_STEPS = 2.0**50  # bound on |w|/g, so that integer and fraction fit into two doubles
+TOLERANCE = 2.0**-39  # in grid steps: bound on the error of the computed (w + σz)/g
 
-_BLOCK = 2**15  # pairs made at a time, so that a block stays in the processor's cache
-_WORDS_OF_A_PAIR = 4  # 64-bit words: two for the radius, two for the angle
+_BLOCK = 2**15  # pairs per block, so that a block fits into the processor's cache
+_WORDS_PER_PAIR = 4  # 64-bit words: two for the radius, two for the angle
 _ROOT_HALF = math.sqrt(0.5)
 _QUARTER_PI = math.pi / 4
 _LOW_61 = np.uint64(2**61 - 1)
 
-# artanh(s)/s in s² for |s| ≤ 0.1716, sin(α)/α and cos(α) in α² for 0 ≤ α ≤ π/4; cut terms are below 2⁻⁶².
+# artanh(s)/s in s² for |s| ≤ 0.1716, sin(α)/α and cos(α) in α² for 0 ≤ α ≤ π/4. Omitted terms are below 2⁻⁶².
 _ARTANH = tuple(1 / (2 * k + 1) for k in range(13))
 _SIN = tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(10))
 _COS = tuple((-1) ** k / math.factorial(2 * k) for k in range(11))
 
 
 class ByteSource(Protocol):
-    """Returns `count` fresh bytes at each call."""
+    """Callable that returns `count` fresh random bytes."""
 
     def __call__(self, count: int) -> bytes: ...
 
 
 def noised(w: Tensor, *, sigma: float, step: float) -> Tensor:
-    """Draw round((w + σZ)/g) with a key nobody will ever know. (d,) float64 -> (d,) int64"""
+    """Draw round((w + σZ)/g) with a fresh key that is discarded. (d,) float64 -> (d,) int64"""
     return rounded(w, sigma=sigma, step=step, source=_keystream())
 
 
 def on_grid(steps: Tensor, step: float) -> Tensor:
-    """Return steps·g, exactly: in float32 where every weight fits, else in float64. (d,) int64 -> (d,)"""
+    """Return steps·g exactly, in float32 if every weight fits and in float64 otherwise. (d,) int64 -> (d,)"""
     largest = int(steps.abs().max()) if steps.numel() else 0
     fits = largest < 2**24 and step >= 2.0**-126 and largest * step < torch.finfo(torch.float32).max
     weights = steps.to(torch.float64) * step
@@ -66,12 +67,12 @@ def on_grid(steps: Tensor, step: float) -> Tensor:
 
 
 def draw(count: int) -> Tensor:
-    """Draw standard normals for random directions. A release is made by `noised` alone. -> (count,)"""
+    """Draw standard normals for random directions. Releases use `noised` instead. -> (count,)"""
     return gaussian(count, source=_keystream())
 
 
 def gaussian(count: int, *, source: ByteSource) -> Tensor:
-    """Compute the standard normals that `source`'s bits define, to a relative error of 2⁻⁴⁷. -> (count,)"""
+    """Compute the standard normals defined by `source`, to a relative error of 2⁻⁴⁷. -> (count,)"""
     if count < 0:
         raise ValueError(f"count must not be negative, got {count}")
     values = np.empty(count)
@@ -84,20 +85,20 @@ def gaussian(count: int, *, source: ByteSource) -> Tensor:
 def rounded(
     w: Tensor, *, sigma: float, step: float, source: ByteSource, tolerance: float = TOLERANCE
 ) -> Tensor:
-    """Compute round((w + σZ)/g) for the Z that `source`'s bits define. (d,) float64 -> (d,) int64
+    """Compute round((w + σZ)/g) for the Z that the bits of `source` define. (d,) float64 -> (d,) int64
 
-    A larger `tolerance` sends more coordinates to interval arithmetic and changes no result.
+    A larger `tolerance` sends more coordinates to interval arithmetic but never changes the result.
     """
     centre = w.detach().cpu().to(torch.float64).numpy() / step
     _check(centre, sigma, step)
-    scale = sigma / step  # exact: the step is a power of two
+    scale = sigma / step  # exact, because the step is a power of two
     steps = np.empty(len(centre), np.int64)
     for start in range(0, len(centre), 2 * _BLOCK):
         block = centre[start : start + 2 * _BLOCK]
         pairs = (len(block) + 1) // 2
         words = _words(source, pairs)
-        shifted = scale * _normals(words)[: len(block)]
-        steps[start : start + len(block)] = _nearest(block, shifted, scale, words, tolerance)
+        scaled_noise = scale * _normals(words)[: len(block)]
+        steps[start : start + len(block)] = _nearest(block, scaled_noise, scale, words, tolerance)
     return torch.from_numpy(steps)
 
 
@@ -109,34 +110,34 @@ def _check(centre: Floats, sigma: float, step: float) -> None:
 
 
 def _words(source: ByteSource, pairs: int) -> Words:
-    words = np.frombuffer(source(8 * _WORDS_OF_A_PAIR * pairs), "<u8").astype(np.uint64)
-    return words.reshape(_WORDS_OF_A_PAIR, pairs)
+    words = np.frombuffer(source(8 * _WORDS_PER_PAIR * pairs), "<u8").astype(np.uint64)
+    return words.reshape(_WORDS_PER_PAIR, pairs)
 
 
-def _nearest(centre: Floats, shifted: Floats, scale: float, words: Words, tolerance: float) -> Floats:
-    """The integers nearest to centre + shifted, by an error-free sum (Knuth 1969, theorem 4.2.2 B)."""
-    total = centre + shifted
+def _nearest(centre: Floats, scaled_noise: Floats, scale: float, words: Words, tolerance: float) -> Floats:
+    """Round centre + scaled_noise by an error-free sum (Knuth 1969, theorem 4.2.2 B)."""
+    total = centre + scaled_noise
     back = total - centre
-    error = (centre - (total - back)) + (shifted - back)
+    error = (centre - (total - back)) + (scaled_noise - back)
     nearest = np.rint(total)
     fraction = (total - nearest) + error
     nearest += (fraction > 0.5).astype(np.float64) - (fraction < -0.5).astype(np.float64)
     for place in np.flatnonzero(np.abs(np.abs(fraction) - 0.5) <= tolerance):
-        nearest[place] = _decided(float(centre[place]), scale, words, int(place))
+        nearest[place] = _decide_exactly(float(centre[place]), scale, words, int(place))
     return nearest
 
 
 def _normals(words: Words) -> Floats:
-    """Standard normals from (4, pairs) words: first all cosines, then all sines. -> (2·pairs,)"""
+    """Return standard normals from (4, pairs) words: first all cosines, then all sines. -> (2·pairs,)"""
     radius = np.sqrt(2 * _minus_log(words[0], words[1]))
     cosine, sine = _on_circle(words[2], words[3])
     return np.concatenate([radius * cosine, radius * sine])
 
 
 def _minus_log(high: Words, low: Words) -> Floats:
-    """-ln u for u = (n + ½)/2¹²⁸, with a relative error below 2⁻⁴⁸.
+    """Return -ln u for u = (n + ½)/2¹²⁸, with a relative error below 2⁻⁴⁸.
 
-    Near 1, u is taken as 1 - q with q from the complemented bits, so that no digit is lost there.
+    Near 1, u is written as 1 - q with q from the complemented bits, so that no digits are lost.
     """
     u = _unit(high, low, 64)
     q = _unit(~high, ~low, 64)
@@ -150,9 +151,9 @@ def _minus_log(high: Words, low: Words) -> Floats:
 
 
 def _on_circle(high: Words, low: Words) -> tuple[Floats, Floats]:
-    """cos and sin of 2πv for v = (n + ½)/2¹²⁸, with a relative error below 2⁻⁴⁹.
+    """Return cos and sin of 2πv for v = (n + ½)/2¹²⁸, with a relative error below 2⁻⁴⁹.
 
-    The top three bits are the octant; in every other one the angle is measured from its far end.
+    The top three bits give the octant. In every other octant the angle is measured from its far end.
     """
     octant = high >> np.uint64(61)
     odd = (octant & np.uint64(1)).astype(bool)
@@ -167,7 +168,7 @@ def _on_circle(high: Words, low: Words) -> tuple[Floats, Floats]:
 
 
 def _unit(high: Words, low: Words, bits: int) -> Floats:
-    """(high·2⁶⁴ + low + ½)/2^(bits + 64), with a relative error below 2⁻⁵¹."""
+    """Return (high·2⁶⁴ + low + ½)/2^(bits + 64), with a relative error below 2⁻⁵¹."""
     tail = (low.astype(np.float64) + 0.5) * 2.0 ** -(bits + 64)
     return high.astype(np.float64) * 2.0**-bits + tail
 
@@ -180,11 +181,11 @@ def _polynomial(coefficients: tuple[float, ...], x: Floats) -> Floats:
     return value
 
 
-def _decided(centre: float, scale: float, words: Words, place: int) -> int:
-    """The nearest integer in interval arithmetic, with more bits until both ends of the interval agree.
+def _decide_exactly(centre: float, scale: float, words: Words, place: int) -> int:
+    """Return the nearest integer from interval arithmetic, with more bits until both interval ends agree.
 
-    It ends: ln u is transcendental for rational u ≠ 1 (Lindemann), the cosine of a rational angle is
-    algebraic and here never 0, so the exact value is transcendental and lies on no boundary.
+    The loop ends: ln u is transcendental for rational u ≠ 1 (Lindemann), and the cosine of a rational angle
+    is algebraic and never 0 here. So the exact value is transcendental and lies on no boundary.
     """
     pairs, context = words.shape[1], MPIntervalContext()
     high, low, angle_high, angle_low = (int(word) for word in words[:, place % pairs])

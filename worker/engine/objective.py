@@ -1,4 +1,4 @@
-"""What the solver needs of an objective, and nothing else.
+"""The interface between the solver and an objective.
 
 f(w) = (1/r)·Σ_i ℓ(w; x_i, y_i) + (λ/2)·‖w - anchor‖²
 """
@@ -12,12 +12,17 @@ from torch import Tensor
 from worker.engine.rows import Rows
 
 Reduce: TypeAlias = Callable[[Tensor], Tensor]
-"""Sums a tensor over all ranks; the identity when there is one."""
+"""Sums a tensor over all ranks. With one rank it is the identity."""
+
+
+def no_reduction(tensor: Tensor) -> Tensor:
+    """Return the tensor unchanged: the `Reduce` of a single rank."""
+    return tensor
 
 
 @dataclass(frozen=True, slots=True)
 class CertifiedGradient:
-    """‖∇f(w)‖ as computed, and a proven bound on how far rounding put it from the truth."""
+    """The computed ‖∇f(w)‖ and a proven bound on its rounding error."""
 
     norm: float
     rounding: float
@@ -25,20 +30,22 @@ class CertifiedGradient:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One pass over all rows at one point; in single precision `rounding` is infinite."""
+    """Result of one pass over all rows at one point. In single precision `rounding` is infinite."""
 
     value: float
     gradient: Tensor  # (d,)
     norm: float
     rounding: float
-    scale: float  # mean length of a row's gradient, at most: what rounding is relative to
+    scale: float  # bound on the mean gradient length of a row, the scale of rounding errors
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Which rows a Hessian is formed from: `rows` drawn by `seed`, in float32; all, in float64, if None.
+    """Which rows a Hessian is formed from.
 
-    The draw is reproducible and carries no privacy: a sample only shapes the path to a point whose
+    Either `rows` of them drawn with `seed`, in float32, or all in float64 if `rows` is None.
+
+    The draw is reproducible and plays no part in privacy: it only affects the path to a point whose
     certificate is computed from every row.
     """
 
@@ -51,56 +58,80 @@ EXACT = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class ApproximateInverse:
-    """r ↦ about H⁻¹·r, symmetric positive definite, and the passes over the rows it took to build."""
+    """A symmetric positive definite map r ↦ ≈ H⁻¹·r, and the passes over the rows it took to build."""
 
     apply: Callable[[Tensor], Tensor]  # (d,) -> (d,)
     passes: float
 
 
 class HessianOperator(Protocol):
-    """v ↦ H·v at a fixed point, perhaps over a sample of the rows."""
+    """The map v ↦ H·v at a fixed point, possibly over a sample of the rows."""
 
     @property
     def fraction(self) -> float:
-        """Rows touched by one product, as a share of all rows."""
+        """Rows touched by one product, as a fraction of all rows."""
         ...
 
-    def product(self, v: Tensor) -> Tensor:  # (d,) -> (d,)
+    def product(self, v: Tensor) -> Tensor:
+        """Return H·v. (d,) -> (d,)"""
         ...
 
     def approximate_inverse(self, rank: int) -> ApproximateInverse | None:
-        """A preconditioner from at most `rank` directions of the features; None where there is none."""
+        """Return a preconditioner built from at most `rank` feature directions, or None if there is none."""
         ...
 
 
 class Objective(Protocol):
-    """Smooth, and `curvature_floor`-strongly convex everywhere (a proven figure, not an estimate).
+    """A smooth objective that is `curvature_floor`-strongly convex everywhere.
 
-    A floor of 0 says that nothing is proven: what minimises such an objective can certify no distance.
+    The floor is proven, not estimated. A floor of 0 means that nothing is proven, and a minimiser of such an
+    objective certifies no distance by B1.
     """
 
     @property
-    def dimension(self) -> int: ...
+    def dimension(self) -> int:
+        """Number of parameters, d."""
+        ...
 
     @property
-    def rows(self) -> Rows: ...
+    def rows(self) -> Rows:
+        """The rows the mean is taken over."""
+        ...
 
     @property
-    def anchor(self) -> Tensor: ...
+    def anchor(self) -> Tensor:
+        """The centre of the regulariser, (d,)."""
+        ...
 
     @property
-    def curvature_floor(self) -> float: ...
+    def curvature_floor(self) -> float:
+        """Proven lower bound on the curvature everywhere, or 0."""
+        ...
 
-    def evaluate(self, w: Tensor, *, single: bool = False) -> Evaluation: ...
+    def evaluate(self, w: Tensor, *, single: bool = False) -> Evaluation:
+        """Return value, gradient and rounding bound from one pass, in float32 if `single`."""
+        ...
 
-    def value(self, w: Tensor) -> float: ...
+    def value(self, w: Tensor) -> float:
+        """Return f(w)."""
+        ...
 
-    def gradient(self, w: Tensor) -> Tensor: ...
+    def gradient(self, w: Tensor) -> Tensor:
+        """Return ∇f(w). (d,) -> (d,)"""
+        ...
 
-    def value_and_gradient(self, w: Tensor) -> tuple[float, Tensor]: ...
+    def value_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:
+        """Return f(w) and ∇f(w)."""
+        ...
 
-    def certified_gradient(self, w: Tensor) -> CertifiedGradient: ...
+    def certified_gradient(self, w: Tensor) -> CertifiedGradient:
+        """Return ‖∇f(w)‖ with a proven bound on its rounding error."""
+        ...
 
-    def hessian(self, w: Tensor, sampling: Sampling = EXACT) -> HessianOperator: ...
+    def hessian(self, w: Tensor, sampling: Sampling = EXACT) -> HessianOperator:
+        """Return the Hessian operator at w, exact or over a sample."""
+        ...
 
-    def hvp(self, w: Tensor, v: Tensor) -> Tensor: ...
+    def hvp(self, w: Tensor, v: Tensor) -> Tensor:
+        """Return the exact product ∇²f(w)·v. (d,), (d,) -> (d,)"""
+        ...

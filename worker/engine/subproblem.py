@@ -1,4 +1,4 @@
-"""Which way to step: minimise m(p) = gᵀp + ½pᵀHp over ‖p‖ ≤ radius."""
+"""Solvers of the trust-region subproblem: minimise m(p) = gᵀp + ½pᵀHp over ‖p‖ ≤ radius."""
 
 import math
 from collections.abc import Callable
@@ -11,18 +11,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Quadratic:
-    """The model around the current point, and an approximate inverse of H to steer conjugate gradients."""
+    """The quadratic model at the current point, with an optional preconditioner for conjugate gradients."""
 
     gradient: Tensor  # (d,)
     product: Callable[[Tensor], Tensor]  # (d,) -> (d,)
     inverse: Callable[[Tensor], Tensor] | None = None  # (d,) -> (d,), symmetric positive definite
 
     def precondition(self, r: Tensor) -> tuple[Tensor, float]:
-        """Return z = M⁻¹r and rᵀz > 0, or r itself where arithmetic leaves the inverse no positive rᵀz.
+        """Return z = M⁻¹r and rᵀz > 0, or r itself if rounding leaves no positive rᵀz.
 
-        An inverse is positive definite only in exact arithmetic. On badly scaled features the one built from
-        float32 rows can underflow to rᵀz = 0, overflow, or round to a negative rᵀz; conjugate gradients would
-        then divide by it. Steering by r is always a descent direction.
+        An inverse is positive definite only in exact arithmetic. On badly scaled features, the one built from
+        float32 rows can underflow to rᵀz = 0, overflow, or round to a negative rᵀz, and conjugate gradients
+        would divide by it. Falling back to r always gives a descent direction.
         """
         if self.inverse is not None:
             z = self.inverse(r)
@@ -34,7 +34,7 @@ class Quadratic:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A step, the drop m(0) - m(p) it promises, and what it took."""
+    """A proposed step, the decrease m(0) - m(p) it predicts, and its cost."""
 
     step: Tensor  # (d,)
     drop: float
@@ -44,15 +44,20 @@ class Proposal:
 
 
 class Subproblem(Protocol):
-    def __call__(self, quadratic: Quadratic, radius: float, *, tolerance: float, limit: int) -> Proposal: ...
+    """A solver of the subproblem. It stops at residual ‖g + Hp‖ ≤ `tolerance` or after `limit` products."""
+
+    def __call__(self, quadratic: Quadratic, radius: float, *, tolerance: float, limit: int) -> Proposal:
+        """Return a step within the radius."""
+        ...
 
 
 def steihaug(quadratic: Quadratic, radius: float, *, tolerance: float, limit: int) -> Proposal:
-    """Conjugate gradients, stopped at the region's edge (Steihaug 1983; Nocedal & Wright 2e, alg. 7.2).
+    """Run conjugate gradients until the tolerance, negative curvature or the region's edge.
 
-    The region stays a Euclidean ball under preconditioning. Then ‖p‖ need not grow at every iteration, but
-    m falls at every one, so the point where the path first leaves the ball is still a descent step. Where
-    rᵀz is zero or not finite no further direction can be computed, and the solve ends with what it has.
+    Steihaug (1983); Nocedal & Wright 2e, alg. 7.2. The region stays a Euclidean ball under preconditioning.
+    ‖p‖ then need not grow in every iteration, but m falls in every one, so the point where the path first
+    leaves the ball is still a descent step. If rᵀz is zero or not finite, no further direction can be
+    computed and the solve returns the current p.
     """
     p = torch.zeros_like(quadratic.gradient)
     r = quadratic.gradient.clone()  # g + Hp throughout
@@ -77,7 +82,7 @@ def steihaug(quadratic: Quadratic, radius: float, *, tolerance: float, limit: in
 
 
 def cauchy(quadratic: Quadratic, radius: float, *, tolerance: float, limit: int) -> Proposal:  # noqa: ARG001
-    """The exact minimiser along steepest descent inside the region (Nocedal & Wright 2e, eq. 4.11–4.12)."""
+    """Return the minimiser along steepest descent in the region (Nocedal & Wright 2e, eq. 4.11–4.12)."""
     d = -quadratic.gradient
     hd = quadratic.product(d)
     curvature, slope, length = float(d @ hd), -float(quadratic.gradient @ d), _norm(d)
@@ -87,7 +92,7 @@ def cauchy(quadratic: Quadratic, radius: float, *, tolerance: float, limit: int)
 
 
 def _proposal(quadratic: Quadratic, p: Tensor, r: Tensor, *, boundary: bool, products: int) -> Proposal:
-    # with r = g + Hp, m(p) = gᵀp + ½pᵀ(r - g) = ½pᵀ(g + r)
+    # With r = g + Hp, m(p) = gᵀp + ½pᵀ(r - g) = ½pᵀ(g + r)
     drop = -0.5 * float(p @ (quadratic.gradient + r))
     return Proposal(step=p, drop=drop, residual=_norm(r), boundary=boundary, products=products)
 

@@ -1,4 +1,4 @@
-"""Input the engine refuses, each with the reason."""
+"""Input checks of the engine. Each raises EngineInputError with the reason."""
 
 import math
 
@@ -13,7 +13,7 @@ class EngineInputError(ValueError):
 
 
 def check_rows(rows: Rows) -> None:
-    """At least one row with at least one feature."""
+    """Require at least one row with at least one feature."""
     if rows.count < 1:
         raise EngineInputError("no rows are left: there is nothing to fit")
     if rows.width < 1:
@@ -21,23 +21,25 @@ def check_rows(rows: Rows) -> None:
 
 
 def check_lambda(lam: float) -> None:
-    """λ is the curvature floor: without it nothing is proven."""
+    """Require a finite positive λ. It is the curvature floor that every proof rests on."""
     if not (math.isfinite(lam) and lam > 0):
         raise EngineInputError(f"lambda must be finite and positive, got {lam!r}")
 
 
 def check_classes(classes: int) -> None:
+    """Require at least two classes."""
     if classes < 2:
         raise EngineInputError(f"a softmax needs at least two classes, got {classes}")
 
 
 def check_target(target: float) -> None:
+    """Require a finite positive target distance."""
     if not (math.isfinite(target) and target > 0):
         raise EngineInputError(f"the target distance must be finite and positive, got {target!r}")
 
 
 def check_floor(proven: float, working: float | None) -> float:
-    """The floor to aim by: the proven one, or what the caller works with where none is."""
+    """Return the proven floor if it is positive, or else the working floor that the caller must supply."""
     if proven > 0:
         return proven
     if working is None or not (math.isfinite(working) and working > 0):
@@ -48,7 +50,10 @@ def check_floor(proven: float, working: float | None) -> float:
 
 
 def checked_point(point: Tensor | None, dimension: int, name: str) -> Tensor:
-    """A finite float64 vector of the right length, never the caller's own memory; zeros for None."""
+    """Return a finite float64 copy of `point` (dimension,), or zeros for None.
+
+    Never shares the caller's memory.
+    """
     if point is None:
         return torch.zeros(dimension, dtype=torch.float64)
     if tuple(point.shape) != (dimension,):
@@ -59,7 +64,10 @@ def checked_point(point: Tensor | None, dimension: int, name: str) -> Tensor:
 
 
 def check_labels(y: Tensor, classes: int, first: int) -> None:
-    """Whole labels in 0 … classes-1, for the chunk that starts at row `first`. A class may have no rows."""
+    """Require whole labels in 0 … classes-1 in the chunk that starts at row `first`.
+
+    A class may have no rows.
+    """
     fractional = (y != y.trunc()) if y.is_floating_point() else torch.zeros_like(y, dtype=torch.bool)
     wrong = (y < 0) | (y >= classes) | fractional
     if bool(wrong.any()):
@@ -68,20 +76,20 @@ def check_labels(y: Tensor, classes: int, first: int) -> None:
 
 
 def check_real(y: Tensor, first: int) -> None:
-    """Finite targets."""
+    """Require finite targets in the chunk that starts at row `first`."""
     wrong = ~torch.isfinite(y)
     if bool(wrong.any()):
         raise EngineInputError(f"the target of row {first + int(wrong.nonzero()[0])} is NaN or infinite")
 
 
 def check_type(x: Tensor) -> None:
-    """Types whose values float64 holds exactly."""
+    """Require a feature dtype whose values float64 represents exactly."""
     if x.dtype not in (torch.float32, torch.float64):
         raise EngineInputError(f"features must be float32 or float64, got {x.dtype}")
 
 
 def check_features(x: Tensor, first: int) -> None:
-    """Finite features."""
+    """Require finite features in the chunk that starts at row `first`."""
     finite = torch.isfinite(x)
     if not bool(finite.all()):
         row = int((~finite).any(1).nonzero()[0])

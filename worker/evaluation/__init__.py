@@ -1,1 +1,1 @@
-"""How far a deletion moved the data, and what it did to the model."""
+"""Evaluation and audit of unlearned models: utility, membership inference, replay audits, class drift."""

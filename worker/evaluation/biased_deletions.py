@@ -1,8 +1,9 @@
-"""Biased deletions for experiments: rows drawn without replacement, some classes far likelier than others.
+"""Biased deletions for experiments: rows drawn without replacement, by class weight.
 
-The draw is successive sampling: the next row is chosen among those left with probability proportional to its
-class's weight b_c. Adding a Gumbel variate to each log b_c and sorting gives exactly that law (Efraimidis &
-Spirakis 2006, in logarithms), and a smaller deletion with the same seed is the beginning of a larger one.
+The draw is successive sampling: the next row is chosen among those left with probability proportional to the
+weight b_c of its class. Adding a Gumbel variate to each log b_c and sorting gives exactly that distribution
+(Efraimidis & Spirakis 2006, in logarithms). A smaller deletion with the same seed is a prefix of a larger
+one.
 """
 
 from collections.abc import Mapping
@@ -13,26 +14,26 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.evaluation import shift
+from worker.evaluation.class_drift import ClassDrift, measure_class_drift
 
 PAPER_WEIGHTS: Mapping[int, float] = MappingProxyType({0: 99.0, 7: 99.0})
-"""The paper's coefficients b_c; a class not named has 1."""
+"""The paper's coefficients b_c. Every other class has weight 1."""
 
 Direction = Literal["retained_original", "original_retained"]
-"""KL(P_R‖P_D), always finite, or KL(P_D‖P_R), infinite once a class has vanished."""
+"""KL(P_R‖P_D), always finite, or KL(P_D‖P_R), which is infinite once a class has vanished."""
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """A deletion set F and the shift it causes."""
+    """A deletion set F and the class drift it causes."""
 
     rows: NDArray[np.int64]  # (m,), ascending
-    shift: shift.Shift
+    drift: ClassDrift
 
 
 @dataclass(frozen=True)
 class _Order:
-    """All rows that may be drawn, in the order drawn; a deletion is `rows[: ends[k]]` for some k."""
+    """All rows that can be drawn, in drawing order. A deletion is `rows[: ends[k]]` for some k."""
 
     rows: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -46,14 +47,14 @@ def biased_deletion(
     seed: int,
     subjects: NDArray[Any] | None = None,
 ) -> Deletion:
-    """`count` rows drawn with weights b_c; with `subjects`, whole subjects until there are at least `count`.
+    """Draw `count` rows with class weights b_c, or whole subjects until there are at least `count` rows.
 
-    A drawn row then brings along every row of its subject, as an erasure request would, so a subject is as
-    likely as the weights of its rows together.
+    With `subjects`, a drawn row takes along every row of its subject, as an erasure request would. The
+    probability of a subject is then proportional to the total weight of its rows.
     """
     order = _draw(labels, weights, seed, subjects)
     if not 0 <= count <= len(order.rows):
-        raise ValueError(f"{count} rows asked for, {len(order.rows)} can be drawn")
+        raise ValueError(f"{count} rows requested, but only {len(order.rows)} can be drawn")
     end = 0 if count == 0 else int(order.ends[np.searchsorted(order.ends, count)])
     return _deletion(labels, order.rows[:end])
 
@@ -67,16 +68,17 @@ def deletion_reaching(
     subjects: NDArray[Any] | None = None,
     direction: Direction = "retained_original",
 ) -> Deletion:
-    """The biased deletion whose KL is nearest to `divergence`, at the size where it is first reached.
+    """Return the smallest biased deletion that comes closest to the given KL.
 
-    KL at every size is computed, not assumed to rise: it stops rising once the heavy classes are used up.
+    KL is computed at every size rather than assumed to rise, because it stops rising once the heavy classes
+    run out.
     """
     if not divergence >= 0:
         raise ValueError(f"a divergence is not negative, got {divergence}")
     order = _draw(labels, weights, seed, subjects)
     curve = _divergences(labels, order.rows, direction)
     sizes = np.concatenate([[0], order.ends])
-    sizes = sizes[sizes < len(labels)]  # something must be retained
+    sizes = sizes[sizes < len(labels)]  # at least one row must be retained
     reached = np.flatnonzero(curve[sizes] >= divergence)
     if len(reached) == 0:
         most = float(curve[sizes].max())
@@ -108,7 +110,10 @@ def _draw(
 
 
 def _whole_subjects(drawn: NDArray[np.int64], subjects: NDArray[Any]) -> _Order:
-    """Subjects by their first drawn row, each with all its rows, also those that alone would not be drawn."""
+    """Order subjects by their first drawn row, each with all its rows.
+
+    This includes rows that alone could not be drawn.
+    """
     _, codes = np.unique(subjects, return_inverse=True)
     first = np.full(int(codes.max(initial=-1)) + 1, len(codes))
     np.minimum.at(first, codes[drawn], np.arange(len(drawn)))
@@ -121,11 +126,10 @@ def _whole_subjects(drawn: NDArray[np.int64], subjects: NDArray[Any]) -> _Order:
 def _divergences(
     labels: NDArray[np.integer[Any]], order: NDArray[np.int64], direction: Direction
 ) -> NDArray[np.float64]:
-    """KL after erasing the first k rows of `order`, for k = 0 … len(order), in one sweep. -> (k + 1,)
+    """Return KL after erasing the first k rows of `order`, for every k. -> (len(order) + 1,)
 
-    With r_c rows of class c left, r in all, and p_c the original share,
-    KL(R‖D) = Σ r_c·ln(r_c/p_c)/r - ln r and KL(D‖R) = Σ p_c·ln(p_c/r_c) + ln r:
-    each erased row changes one term of the sum.
+    With r_c rows of class c left, r in all, and p_c the original share, KL(R‖D) = Σ r_c·ln(r_c/p_c)/r - ln r
+    and KL(D‖R) = Σ p_c·ln(p_c/r_c) + ln r. Each erased row changes one term of the sum.
     """
     total = len(labels)
     _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
@@ -140,13 +144,13 @@ def _divergences(
             change = np.where(after > 0, after * np.log(after / p), 0.0) - before * np.log(before / p)
             terms = np.concatenate([[np.sum(counts * np.log(counts / share))], change]).cumsum()
             return np.asarray(np.maximum(terms / left - np.log(left), 0.0))
-        change = p * np.log(before / (before - 1))  # ∞ when a class vanishes, and from there on
+        change = p * np.log(before / (before - 1))  # infinite from the row on with which a class vanishes
         terms = np.concatenate([[np.sum(share * np.log(share / counts))], change]).cumsum()
         return np.asarray(np.maximum(terms + np.log(left), 0.0))
 
 
 def _rank_within(codes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many earlier entries are equal. (k,) -> (k,)"""
+    """Return how many earlier entries are equal. (k,) -> (k,)"""
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=-1))
@@ -157,7 +161,7 @@ def _rank_within(codes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _deletion(labels: NDArray[np.integer[Any]], rows: NDArray[np.int64]) -> Deletion:
-    return Deletion(np.sort(rows), shift.measure(_histogram(labels), _histogram(labels[rows])))
+    return Deletion(np.sort(rows), measure_class_drift(_histogram(labels), _histogram(labels[rows])))
 
 
 def _histogram(labels: NDArray[np.integer[Any]]) -> dict[str, int]:

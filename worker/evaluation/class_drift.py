@@ -1,4 +1,4 @@
-"""Distribution shift of a deletion set: class counts of D, F and R, and the two divergences."""
+"""Class drift of an erasure: class counts of D, F and R, and the divergences between their class mixes."""
 
 import math
 from collections.abc import Mapping
@@ -6,25 +6,31 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Shift:
+class ClassDrift:
+    """Class counts before and after an erasure, with the two KL divergences in nats."""
+
     original: Mapping[str, int]
     erased: Mapping[str, int]
     retained: Mapping[str, int]
     kl_retained_original: float
-    kl_original_retained: float | None  # None: a class vanished, the divergence is infinite
+    kl_original_retained: float | None  # None: a class vanished, so the divergence is infinite
 
 
-def measure(original: Mapping[str, int], erased: Mapping[str, int]) -> Shift:
+def measure_class_drift(original: Mapping[str, int], erased: Mapping[str, int]) -> ClassDrift:
+    """Compute the class drift from the class counts of all rows and of the erased ones.
+
+    Raises ValueError if more rows of a class are erased than exist.
+    """
     retained = {name: count - erased.get(name, 0) for name, count in original.items()}
     if any(count < 0 for count in retained.values()):
         raise ValueError("more rows erased than there are")
     forward = divergence(retained, original)
-    assert forward is not None  # R is a part of D: whatever has mass in R has mass in D
-    return Shift(dict(original), dict(erased), retained, forward, divergence(original, retained))
+    assert forward is not None  # R is a subset of D, so every class of R has mass in D.
+    return ClassDrift(dict(original), dict(erased), retained, forward, divergence(original, retained))
 
 
 def divergence(p: Mapping[str, int], q: Mapping[str, int]) -> float | None:
-    """KL(P‖Q) of two class histograms, in nats; None when it is infinite.
+    """Return KL(P‖Q) of two class histograms in nats, or None if it is infinite.
 
     >>> divergence({"a": 1, "b": 1}, {"a": 1, "b": 1})
     0.0

@@ -1,11 +1,11 @@
-"""The direction in which forgetting would fail, kept without keeping the parent.
+"""The direction towards the parent model, stored for a later audit without storing the parent.
 
-A release deletes the weights it supersedes, and they tell of the rows that were erased, so a replay audit
-cannot have them. What it needs is a unit vector u that was fixed before the noise was drawn and leans towards
-parent - ŵ_R. A release therefore stores a projection P of the parent onto k directions of its space, with
+A release deletes the weights it supersedes, because they carry information about the erased rows. A replay
+audit therefore cannot use them. It needs a unit vector u that was fixed before the noise was drawn and points
+roughly towards parent - ŵ_R. So a release stores a projection P of the parent onto k directions, with
 Gaussian noise of twice the release's own σ on every number. The audit subtracts P·ŵ_R, which it has computed,
-and lifts the difference back. The derivation, the loss of power and what the record tells are in
-docs/evaluation.md.
+and lifts the difference back. docs/evaluation.md has the derivation, the loss of power and what the record
+reveals.
 """
 
 import hashlib
@@ -18,24 +18,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from certificate.evidence import ReplayDirection
+from lethe.certificate.evidence import ReplayDirection
 
-# Prime: no layer's width is a multiple, so a row of weights is spread over the buckets.
+# Prime, so that no layer width is a multiple of it and every row of weights is spread over the buckets.
 BUCKETS = 1021
 NOISE = 2.0
-"""Noise of the record in units of the release's σ: no number in it is as precise as the published file."""
+"""Noise of the record in units of the release's σ. No number in it is as precise as the published file."""
 
 _QUANTILE = 1.6449  # of the standard normal at 0.95
 _DOMAIN = b"urn:lethe:replay-direction:v1\x00"
-_CELLS = 8  # of the grid in one standard deviation of the record's noise, at least
+_CELLS = 8  # least number of grid cells per standard deviation of the record's noise
 
 
 @dataclass(frozen=True, slots=True)
-class Lean:
+class ParentDirection:
     """A direction towards the parent, for an audit that does not have the parent's weights.
 
-    `direction` (d,) must not depend on the release's noise. `reach` bounds ⟨u, parent - ŵ_R⟩ from below and
-    `cosine` is about that of the angle between u and parent - ŵ_R; both enter statements of power alone.
+    `direction` (d,) must not depend on the noise of the release. `reach` is a lower bound on ⟨u, parent -
+    ŵ_R⟩, and `cosine` estimates the cosine of the angle between u and parent - ŵ_R. Both are used only for
+    statements of power.
     """
 
     direction: Tensor
@@ -43,10 +44,10 @@ class Lean:
     cosine: float
 
 
-def direction_for(*, certificate_id: str, parent: Tensor, sigma: float) -> ReplayDirection | None:
-    """Project the parent's weights (d,) for a later audit, with noise of its own from the operating system.
+def project_parent(*, certificate_id: str, parent: Tensor, sigma: float) -> ReplayDirection | None:
+    """Project the parent's weights (d,) for a later audit, with fresh noise from the operating system.
 
-    Returns None where the numbers do not fit: weights some 10¹⁵ times the noise, or not finite.
+    Returns None if the numbers do not fit: weights about 10¹⁵ times the noise, or not finite.
     """
     flat = parent.detach().to("cpu", torch.float64).numpy()
     projection = Projection(certificate_id, len(flat))
@@ -61,14 +62,15 @@ def direction_for(*, certificate_id: str, parent: Tensor, sigma: float) -> Repla
     return ReplayDirection(dimension=len(flat), noise=scale, step=step, values=values)
 
 
-def towards_parent(
+def recover_direction(
     record: ReplayDirection, *, certificate_id: str, replayed: Tensor, sigma: float
-) -> Lean | None:
-    """Turn a stored projection into the direction that the audit tests; None if it is of another model.
+) -> ParentDirection | None:
+    """Turn a stored projection into the direction that the audit tests.
 
-    With r = P·parent + noise - P·ŵ_R the direction is u = Pᵀr/‖r‖. ⟨u, parent - ŵ_R⟩ is not known; `reach`
-    is a lower bound that holds with probability 0.95, by the normal approximation of a sum over k
-    buckets.
+    Returns None if the record belongs to another model.
+
+    With r = P·parent + noise - P·ŵ_R the direction is u = Pᵀr/‖r‖. ⟨u, parent - ŵ_R⟩ is unknown. `reach` is a
+    lower bound that holds with probability 0.95, by the normal approximation of a sum over k buckets.
     """
     flat = replayed.detach().to("cpu", torch.float64).numpy()
     projection = Projection(certificate_id, len(flat))
@@ -83,7 +85,7 @@ def towards_parent(
     spread = math.sqrt(variance * signal + 2 * projection.size * variance**2)
     reach = max(0.0, signal - _QUANTILE * spread) / length
     whole = math.sqrt(signal * projection.most)  # estimates ‖parent - ŵ_R‖/σ
-    return Lean(
+    return ParentDirection(
         direction=torch.from_numpy(projection.lift(r)),
         reach=reach * sigma,
         cosine=min(1.0, reach / whole) if whole > 0 else 0.0,
@@ -91,9 +93,11 @@ def towards_parent(
 
 
 class Projection:
-    """P: k orthonormal rows, each the signed mean of one bucket of coordinates times the root of its size.
+    """P, a projection onto k orthonormal rows.
 
-    The signs are public and follow from the certificate's id, which is fresh for each release.
+    Each row is the signed mean of one bucket of coordinates times the square root of its size.
+
+    The signs are public and derive from the certificate's id, which is fresh for each release.
     """
 
     def __init__(self, certificate_id: str, dimension: int) -> None:
@@ -103,10 +107,12 @@ class Projection:
         self.most = int(counts.max())
         self._weights = _signs(certificate_id, dimension) / np.sqrt(counts)[self._buckets]
 
-    def apply(self, v: NDArray[np.float64]) -> NDArray[np.float64]:  # (d,) -> (k,)
+    def apply(self, v: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return P·v. (d,) -> (k,)"""
         return np.bincount(self._buckets, weights=self._weights * v, minlength=self.size).astype(np.float64)
 
-    def lift(self, r: NDArray[np.float64]) -> NDArray[np.float64]:  # (k,) -> (d,), the transpose
+    def lift(self, r: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return Pᵀ·r. (k,) -> (d,)"""
         return self._weights * r[self._buckets]
 
 

@@ -1,8 +1,11 @@
-"""Per-example membership inference after unlearning (U-LiRA; Hayes et al. 2024, after Carlini et al. 2022).
+"""Per-example membership inference after unlearning (U-LiRA).
 
-The attacker runs the whole pipeline many times with random halves of the rows under attack, so he knows for
-each row how the model answers when the row was learned and unlearned, and when it was never there. With a
-pipeline that retrains, the mask leaves no trace and the AUC is one half; with none at all it is plain LiRA.
+Hayes et al. 2024, after Carlini et al. 2022.
+
+The attacker runs the whole pipeline many times with random halves of the rows under attack. For each row he
+learns how the model answers when the row was learned and then unlearned, and when it was never present. If
+the pipeline retrains, the mask leaves no trace and the AUC is one half. Without unlearning the attack is
+plain LiRA.
 """
 
 from collections.abc import Callable
@@ -17,17 +20,17 @@ from worker.evaluation.ranking import AttackResult, Floats, Ranking
 
 Mask: TypeAlias = NDArray[np.bool_]
 Pipeline: TypeAlias = Callable[[Mask], Floats]
-"""Which rows are learned and then unlearned (n,) -> the model's confidence in each row's label (n,).
+"""Maps the rows that are learned and then unlearned (n,) to the model's confidence in each label (n,).
 
 The confidence should be roughly normal over runs: a margin or log p/(1 - p), not a probability."""
 
-_PRIOR_DEGREES = (
-    4.0  # how many degrees of freedom the variance common to all rows is worth against a row's own
-)
+_PRIOR_DEGREES = 4.0  # weight of the variance common to all rows, in degrees of freedom
 
 
 @dataclass(frozen=True, slots=True)
 class LiraResult:
+    """Result of the attack and the number of rows and models it used."""
+
     attack: AttackResult
     rows: int
     shadows: int
@@ -44,14 +47,15 @@ def u_lira(
     replicates: int = 1000,
     confidence: float = 0.95,
 ) -> LiraResult:
-    """Attack `targets` models with what `shadows` others taught; both even, because masks come in pairs.
+    """Attack `targets` models with what `shadows` other models reveal. Both numbers must be even.
 
-    A mask and its complement put each row in exactly half of the shadows. Were the attacked models among
-    their own shadows, the side that a row is on would be estimated from one run less than the other, and a
-    pipeline that leaks nothing would score below one half. Intervals resample rows, with all their targets.
+    Masks come in pairs: a mask and its complement put each row into exactly half of the shadows. The attacked
+    models are never among the shadows. Otherwise the side that a row is on would be estimated from one run
+    less than the other, and a pipeline that leaks nothing would score below one half. Intervals resample
+    rows, with all their targets.
     """
     if shadows < 4 or targets < 2 or shadows % 2 or targets % 2:
-        raise ValueError("an even number of shadows, at least 4, and of targets, at least 2")
+        raise ValueError("shadows must be even and at least 4, targets even and at least 2")
     rng = np.random.default_rng(seed)
     shadow_masks, shadow_outputs = _run(pipeline, _masks(rng, shadows, rows))
     target_masks, target_outputs = _run(pipeline, _masks(rng, targets, rows))
@@ -61,9 +65,10 @@ def u_lira(
 
 
 def log_likelihood_ratios(masks: NDArray[np.bool_], outputs: Floats, attacked: Floats) -> Floats:
-    """log N(x; μ_in, v) - log N(x; μ_out, v) row by row. (s, n), (s, n), (t, n) -> (t, n)
+    """Return log N(x; μ_in, v) - log N(x; μ_out, v) row by row. (s, n), (s, n), (t, n) -> (t, n)
 
-    With few shadows a row's own variance is poorly known: it is drawn towards the mean over all rows.
+    With few shadows the variance of a single row is poorly known, so it is shrunk towards the mean over all
+    rows.
     """
     half = masks.sum(0)
     inside = (outputs * masks).sum(0) / half
@@ -72,12 +77,14 @@ def log_likelihood_ratios(masks: NDArray[np.bool_], outputs: Floats, attacked: F
     degrees = len(masks) - 2
     own = within.sum(0) / degrees
     variance = (degrees * own + _PRIOR_DEGREES * own.mean()) / (degrees + _PRIOR_DEGREES)
-    floor = np.finfo(np.float64).eps * np.maximum(1.0, np.abs(outputs).max(0))  # runs that agree to rounding
+    floor = np.finfo(np.float64).eps * np.maximum(
+        1.0, np.abs(outputs).max(0)
+    )  # for runs that agree to rounding
     return np.asarray((inside - outside) * (attacked - (inside + outside) / 2) / (variance + floor**2))
 
 
 def _masks(rng: np.random.Generator, count: int, rows: int) -> NDArray[np.bool_]:
-    """Random halves, each followed by its complement. -> (count, rows)"""
+    """Return random halves, each followed by its complement. -> (count, rows)"""
     first = np.argsort(rng.random((count // 2, rows)), axis=1) < rows // 2
     return np.stack([first, ~first], axis=1).reshape(count, rows)
 
@@ -85,7 +92,7 @@ def _masks(rng: np.random.Generator, count: int, rows: int) -> NDArray[np.bool_]
 def _run(pipeline: Pipeline, masks: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], Floats]:
     outputs = np.stack([pipeline(mask.copy()) for mask in masks])
     if outputs.shape != masks.shape:
-        raise ValueError(f"a pipeline returns one output a row, got {outputs.shape[1:]}")
+        raise ValueError(f"a pipeline must return one output per row, got {outputs.shape[1:]}")
     return masks, outputs
 
 

@@ -1,9 +1,9 @@
 """Membership inference on one model after unlearning (U-MIA; Hayes et al. 2024, "population" attacks).
 
-An attacker who may query the model tries to tell erased rows from rows it never saw, of the same class mix.
-The attack that uses nothing but the loss, and one fitted to loss and margin, are run on the unlearned and on
-the retrained model with the same rows, folds and bootstrap draws. A weak attack failing proves nothing:
-`worker.evaluation.lira` has the stronger one, and the certificate does not rest on either.
+An attacker who can query the model tries to tell erased rows from rows it never saw, of the same class mix.
+Two attacks, one on the loss alone and one fitted to loss and margin, run on the unlearned and on the
+retrained model with the same rows, folds and bootstrap draws. The failure of a weak attack proves nothing.
+`worker.evaluation.lira` has a stronger attack, and the certificate rests on neither.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from torch import Tensor
 
 from worker.engine.families import Logistic
 from worker.engine.rows import ArrayRows
-from worker.engine.training import train
+from worker.engine.trust_region import train
 from worker.evaluation import ranking
 from worker.evaluation.ranking import AttackResult, Estimate, Floats, Ranking
 from worker.evaluation.utility import Holdout
 
-_PENALTY = 1e-2  # on standardised features: the attack has three parameters and needs little of it
-_ATTACK_TARGET = 1e-6  # distance to the attack's own minimiser
+_PENALTY = 1e-2  # on standardised features; three parameters need little
+_ATTACK_TARGET = 1e-6  # distance to the minimiser of the attack
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,18 @@ class RowOutputs:
 
 @dataclass(frozen=True, slots=True)
 class ModelResult:
+    """Results of both attacks on one model."""
+
     loss: AttackResult  # score = -loss; nothing fitted
     fitted: AttackResult  # cross-validated logistic regression on loss and margin
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipReport:
-    """Differences are unlearned minus retrained: positive when unlearning left more to find."""
+    """Both attacks on both models.
+
+    Differences are unlearned minus retrained, so positive values mean a leak.
+    """
 
     members: int
     unseen: int
@@ -54,6 +59,8 @@ class MembershipReport:
 
 @dataclass(frozen=True, slots=True)
 class AttackSettings:
+    """Cross-validation folds, bootstrap replicates and seed of the attacks."""
+
     folds: int = 5
     replicates: int = 1000
     confidence: float = 0.95
@@ -61,7 +68,7 @@ class AttackSettings:
 
 
 def row_outputs(holdout: Holdout, w: Tensor, *, classifier: bool = True) -> RowOutputs:
-    """Loss and margin of each row under the model w (d,)."""
+    """Return loss and margin of each row under the model w (d,)."""
     labels, losses, margins = [], [], []
     for x, y in holdout.chunks():
         z = holdout.logits(w, x)
@@ -75,9 +82,9 @@ def row_outputs(holdout: Holdout, w: Tensor, *, classifier: bool = True) -> RowO
 def match_classes(
     members: NDArray[np.generic], unseen: NDArray[np.generic], *, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """As many rows of each class on either side as the scarcer side has: indices into both, ascending.
+    """Pick equally many rows of each class from both sides, as many as the scarcer side has.
 
-    Without it the attack would tell the classes apart, not the members.
+    Returns ascending indices into both. Otherwise the attack would tell classes apart, not members.
     """
     rng = np.random.default_rng(seed)
     picks: tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]] = ([], [])
@@ -100,7 +107,10 @@ def membership_report(
     classifier: bool = True,
     settings: AttackSettings | None = None,
 ) -> MembershipReport:
-    """Both attacks on both models. `forget` holds the erased rows, `unseen` rows no model was trained on."""
+    """Run both attacks on both models.
+
+    `forget` holds the erased rows, `unseen` rows that no model was trained on.
+    """
     settings = settings or AttackSettings()
     sides = [
         [row_outputs(rows, w, classifier=classifier) for rows in (forget, unseen)]
@@ -125,14 +135,16 @@ def membership_report(
 
 
 def cross_validated_scores(features: Floats, members: NDArray[np.bool_], *, folds: int, seed: int) -> Floats:
-    """Each row's log-odds of membership from a classifier fitted without its fold. (n, k), (n,) -> (n,)
+    """Return each row's log-odds of membership from a classifier fitted without its fold.
 
-    Every fold has the same share of members, up to one row, so that pooled scores compare like with like.
+    (n, k), (n,) -> (n,)
+
+    Every fold has the same share of members, up to one row, so that pooled scores are comparable.
     """
     smallest = int(min(members.sum(), (~members).sum()))
     folds = min(folds, smallest)
     if folds < 2:
-        raise ValueError("two members and two unseen rows are the least to attack")
+        raise ValueError("the attack needs at least two members and two unseen rows")
     rng = np.random.default_rng(seed)
     fold = np.empty(len(members), dtype=np.int64)
     for group in (members, ~members):
@@ -154,7 +166,7 @@ def _fit_and_score(known: Floats, members: NDArray[np.bool_], held: Floats) -> F
 
 
 def _scores(members: Floats, unseen: Floats, settings: AttackSettings) -> tuple[Floats, Floats]:
-    """The loss attack's and the fitted attack's scores, members first."""
+    """Return the scores of the loss attack and of the fitted attack, members first."""
     features = np.concatenate([members, unseen])
     inside = np.arange(len(features)) < len(members)
     fitted = cross_validated_scores(features, inside, folds=settings.folds, seed=settings.seed + 1)
@@ -164,7 +176,10 @@ def _scores(members: Floats, unseen: Floats, settings: AttackSettings) -> tuple[
 def _results(
     scores: list[Floats], members: int, settings: AttackSettings
 ) -> tuple[list[AttackResult], Estimate]:
-    """One attack on two models, and ΔAUC; every replicate resamples the same rows for both."""
+    """Return the result of one attack on each of two models, and ΔAUC.
+
+    Replicates resample the same rows for both.
+    """
     rankings = [Ranking(score[:members], score[members:]) for score in scores]
     unseen = len(scores[0]) - members
     rates = ranking.measurable(unseen)
@@ -188,17 +203,18 @@ def _features(outputs: RowOutputs) -> Floats:  # -> (n, 2)
 
 
 def _classifier(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """(outputs, c), (c,) -> loss and margin, (c,) each."""
+    """Return loss and margin of each row of a classifier. (outputs, c), (c,) -> (c,), (c,)"""
     if z.shape[0] == 1:
         margin = torch.where(y > 0, z[0], -z[0])
         return torch.nn.functional.softplus(-margin), margin
     labels = y.long()[None]
     own = z.gather(0, labels)[0]
     others = z.scatter(0, labels, -torch.inf)
-    # ln(1 + Σ_{c≠y} exp(z_c - z_y)) keeps the small losses of confident rows apart
+    # ln(1 + Σ_{c≠y} exp(z_c - z_y)) resolves the small losses of confident rows.
     return torch.nn.functional.softplus(torch.logsumexp(others, 0) - own), own - others.amax(0)
 
 
 def _regressor(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return loss and margin of each row of a regression. (1, c), (c,) -> (c,), (c,)"""
     error = z[0] - y.to(z.dtype)
     return error.square() / 2, -error.abs()

@@ -1,7 +1,7 @@
-"""What the replay audit would find, and how surely: its power against named ways to be dishonest.
+"""Power of the replay audit against named kinds of dishonest release.
 
-Each figure is the power of the one test that aims at the alternative, at that test's share of the level and
-for the least favourable shift allowed. The audit as a whole finds at least as much.
+Each figure is the power of the one test that targets the alternative, at that test's share of the level and
+for the least favourable offset s allowed. The audit as a whole detects at least as much.
 """
 
 import math
@@ -15,6 +15,8 @@ from worker.evaluation.tails import Slack
 
 
 class Alternative(StrEnum):
+    """A way in which a release can be dishonest."""
+
     NO_NOISE = "no noise"
     HALF_NOISE = "half the noise (σ/2)"
     DOUBLE_NOISE = "twice the noise (2σ)"
@@ -25,17 +27,21 @@ class Alternative(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Power:
+    """Probability that the audit detects an alternative."""
+
     alternative: Alternative
     power: float
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
-    """`level` is each test's own, `earlier` the length of the earlier noise.
+class AuditParameters:
+    """What the power of an audit depends on.
+
+    `level` is that of each test, `earlier` the length of the earlier noise.
 
     `move` is ⟨u, parent - ŵ_R⟩/σ along the tested direction u, and `cosine` that of the angle between u and
-    parent - ŵ_R: ‖parent - ŵ_R‖/σ and 1 where the parent's weights are known. None: there is no direction,
-    and the test that would need it does not run.
+    parent - ŵ_R. They are ‖parent - ŵ_R‖/σ and 1 if the parent's weights are known. `move` is None if there
+    is no direction, and the test that needs it does not run.
     """
 
     slack: Slack
@@ -46,38 +52,41 @@ class Situation:
     cosine: float = 1.0
 
 
-def powers(situation: Situation) -> tuple[Power, ...]:
-    """One for each alternative that means something here: a parent equal to ŵ_R had nowhere to move."""
-    slack, level = situation.slack, situation.level
+def compute_powers(parameters: AuditParameters) -> tuple[Power, ...]:
+    """Return the power against each alternative that applies. A parent equal to ŵ_R had nowhere to move."""
+    slack, level = parameters.slack, parameters.level
     figures = {
         Alternative.NO_NOISE: _no_noise(slack, level),
         Alternative.HALF_NOISE: _half_noise(slack, level),
         Alternative.DOUBLE_NOISE: _double_noise(slack, level),
         Alternative.FLAT_NOISE: _flat_noise(slack, level),
     }
-    if situation.move is not None:
-        figures[Alternative.NOT_MOVED] = _not_moved(slack, level, situation.move)
-    if situation.earlier:
-        figures[Alternative.REPEATED_NOISE] = _repeated(slack, level, situation.earlier)
+    if parameters.move is not None:
+        figures[Alternative.NOT_MOVED] = _not_moved(slack, level, parameters.move)
+    if parameters.earlier:
+        figures[Alternative.REPEATED_NOISE] = _repeated(slack, level, parameters.earlier)
     return tuple(Power(alternative, power) for alternative, power in figures.items())
 
 
-def detectable_shift(situation: Situation, power: float = 0.9) -> float | None:
-    """How far towards the parent, in the weights' units, a model must lean to be found with this power."""
-    if situation.move is None or situation.cosine <= 0:
+def detectable_shift(parameters: AuditParameters, power: float = 0.9) -> float | None:
+    """Return how far towards the parent a model must lean to be detected with this power.
+
+    The result is in the weights' units.
+    """
+    if parameters.move is None or parameters.cosine <= 0:
         return None
-    threshold = tails.along_critical(situation.level, situation.slack) + situation.slack.rounding
-    return situation.sigma * (threshold + float(special.ndtri(power))) / situation.cosine
+    threshold = tails.along_critical(parameters.level, parameters.slack) + parameters.slack.rounding
+    return parameters.sigma * (threshold + float(special.ndtri(power))) / parameters.cosine
 
 
 def _no_noise(slack: Slack, level: float) -> float:
-    """z is s alone: found for certain, or perhaps never."""
-    found = slack.allowance + slack.length <= tails.norm_critical_below(level / 2, slack)
-    return 1.0 if found else 0.0
+    """z is s alone, so detection is either certain or not claimed."""
+    detected = slack.allowance + slack.length <= tails.norm_critical_below(level / 2, slack)
+    return 1.0 if detected else 0.0
 
 
 def _half_noise(slack: Slack, level: float) -> float:
-    """z = ξ/2 + s, so ‖2z‖² is noncentral χ²; the longest s hides it best."""
+    """z = ξ/2 + s, so ‖2z‖² is noncentral χ². The longest s hides it best."""
     reach = tails.norm_critical_below(level / 2, slack) - slack.length
     if reach <= 0:
         return 0.0
@@ -85,15 +94,17 @@ def _half_noise(slack: Slack, level: float) -> float:
 
 
 def _double_noise(slack: Slack, level: float) -> float:
-    """z = 2ξ + s; no shift at all hides it best."""
+    """z = 2ξ + s. Zero offset hides it best."""
     reach = tails.norm_critical_above(level / 2, slack) + slack.length
     return tails.norm_above(reach / 2, Slack(slack.dimension, 0.0, 0.0, 0.0))
 
 
 def _flat_noise(slack: Slack, level: float) -> float:
-    """Uniform on ±√3: the length is right, the distribution function off by 0.057 at its worst point.
+    """Uniform noise on ±√3 has the right length, but the wrong distribution.
 
-    Its density is below the normal's, so the same bias bounds what s can hide, and Bretagnolle's inequality
+    Its distribution function is off by 0.057 at the worst point.
+
+    Its density is below that of the normal, so the same bias bounds what s can hide. Bretagnolle's inequality
     bounds how far the sample can stray.
     """
     edge = math.sqrt(3)
@@ -112,6 +123,9 @@ def _not_moved(slack: Slack, level: float, move: float) -> float:
 
 
 def _repeated(slack: Slack, level: float, earlier: float) -> float:
-    """z = v + s - s', v the earlier noise: ⟨v, z⟩/‖v‖ ≥ ‖v‖ - 2·allowance, taking the same for both."""
+    """z = v + s - s' for the earlier noise v, so ⟨v, z⟩/‖v‖ ≥ ‖v‖ - 2·allowance.
+
+    The same allowance is used for both releases.
+    """
     threshold = tails.along_critical(level, slack) + slack.rounding
     return 1.0 if earlier - 2 * slack.allowance >= threshold else 0.0

@@ -1,12 +1,12 @@
 """Tail probabilities of z = ξ + s + e, with ξ standard normal in d dimensions and s unknown but short.
 
-‖s‖ ≤ `allowance` is what a certified release may be off by, in units of σ; e, at most `rounding` long and
-perhaps depending on ξ, is what storing the weights in floating point may add. Every p-value here is the
-largest over the s and e allowed, so it is valid, and conservative unless the worst of them is the case.
-Critical values invert the p-values for the statements of power.
+‖s‖ ≤ `allowance` is the error a certified release may have, in units of σ. e is the error of storing the
+weights in floating point: at most `rounding` long, and possibly dependent on ξ. Every p-value is the largest
+over all allowed s and e, so it is valid, and conservative unless the worst case holds. Critical values invert
+the p-values for statements of power.
 
-Weights rounded to a grid of step `grid`·σ carry a second error, at most grid/2 in each coordinate, which each
-test allows for in its own way (docs/evaluation.md, replay audit).
+Weights rounded to a grid of step `grid`·σ carry a second error of at most grid/2 in each coordinate. Each
+test allows for it in its own way (docs/evaluation.md, replay audit).
 """
 
 import math
@@ -14,16 +14,18 @@ from dataclasses import dataclass
 
 from scipy import optimize, special, stats
 
-# Beyond this shift the triangle inequality replaces the exact law, whose series grows with it.
-_LARGEST_EXACT_SHIFT = 1e3
-_DENSITY = 1 / math.sqrt(2 * math.pi)  # the standard normal's largest
-_DENSITY_SLOPE = _DENSITY * math.exp(-0.5)  # the largest of its derivative
-# Up to here what `along` neglects of a lattice is below exp(-2π²·4) = 1e-34 of a tail.
+# Beyond this offset the triangle inequality replaces the exact law, whose series grows with it.
+_LARGEST_EXACT_OFFSET = 1e3
+_DENSITY = 1 / math.sqrt(2 * math.pi)  # maximum of the standard normal density
+_DENSITY_SLOPE = _DENSITY * math.exp(-0.5)  # maximum of its derivative
+# Up to this step, what `along` neglects of the lattice is below exp(-2π²·4) = 1e-34 of a tail.
 MOST_GRID = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Slack:
+    """The errors that an honest release may have, in units of σ."""
+
     dimension: int
     allowance: float  # bounds ‖s‖
     rounding: float  # bounds ‖e‖
@@ -32,7 +34,7 @@ class Slack:
 
     @property
     def length(self) -> float:
-        """How much longer or shorter rounding of either kind can have made z."""
+        """How much either kind of rounding can have changed ‖z‖."""
         return self.rounding + math.sqrt(self.dimension) * self.grid / 2
 
 
@@ -40,28 +42,31 @@ class Slack:
 
 
 def norm_below(norm: float, slack: Slack) -> float:
-    """sup P(‖z‖ ≤ norm): a shift only lengthens z in law, so s = 0 is the worst."""
+    """Return sup P(‖z‖ ≤ norm). An offset makes z stochastically longer, so s = 0 is the worst case."""
     return float(special.chdtr(slack.dimension, _square(norm + slack.length)))
 
 
 def norm_above(norm: float, slack: Slack) -> float:
-    """sup P(‖z‖ ≥ norm): the noncentral χ² tail increases with ‖s‖, so the longest s is the worst."""
+    """Return sup P(‖z‖ ≥ norm).
+
+    The noncentral χ² tail increases with ‖s‖, so the longest s is the worst case.
+    """
     length = max(0.0, norm - slack.length)
     if slack.allowance <= 0:
         return float(special.chdtrc(slack.dimension, _square(length)))
-    if slack.allowance > _LARGEST_EXACT_SHIFT:
+    if slack.allowance > _LARGEST_EXACT_OFFSET:
         return float(special.chdtrc(slack.dimension, _square(max(0.0, length - slack.allowance))))
     return float(stats.ncx2.sf(_square(length), slack.dimension, slack.allowance**2))
 
 
 def norm_critical_below(level: float, slack: Slack) -> float:
-    """The longest z with `norm_below` ≤ level; negative when there is none."""
+    """Return the longest ‖z‖ with `norm_below` ≤ level, which is negative if there is none."""
     return math.sqrt(2 * special.gammaincinv(slack.dimension / 2, level)) - slack.length
 
 
 def norm_critical_above(level: float, slack: Slack) -> float:
-    """The shortest z with `norm_above` ≤ level."""
-    if 0 < slack.allowance <= _LARGEST_EXACT_SHIFT:
+    """Return the shortest ‖z‖ with `norm_above` ≤ level."""
+    if 0 < slack.allowance <= _LARGEST_EXACT_OFFSET:
         exact = stats.ncx2.isf(level, slack.dimension, slack.allowance**2)
         return math.sqrt(exact) + slack.length
     central = math.sqrt(special.chdtri(slack.dimension, level))
@@ -72,10 +77,10 @@ def norm_critical_above(level: float, slack: Slack) -> float:
 
 
 def along(component: float, slack: Slack) -> float:
-    """sup P(|⟨u, z⟩| ≥ |component|): ⟨u, ξ + s⟩ is N(μ, 1) with |μ| ≤ ‖s‖.
+    """Return sup P(|⟨u, z⟩| ≥ |component|), where ⟨u, ξ + s⟩ is N(μ, 1) with |μ| ≤ ‖s‖.
 
-    On a grid, rounding acts on moment generating functions like independent uniform noise: z is sub-Gaussian
-    with variance 1 + grid²/12, and Chernoff's bound takes the place of the exact tail.
+    On a grid, rounding acts on moment generating functions like independent uniform noise. z is then
+    sub-Gaussian with variance 1 + grid²/12, and Chernoff's bound replaces the exact tail.
     """
     length = max(0.0, abs(component) - slack.rounding)
     if slack.grid > 0:
@@ -85,14 +90,14 @@ def along(component: float, slack: Slack) -> float:
 
 
 def along_critical(level: float, slack: Slack) -> float:
-    """The smallest |⟨u, z⟩| with `along` ≤ level."""
+    """Return the smallest |⟨u, z⟩| with `along` ≤ level."""
     if slack.grid > 0:
         chernoff = math.sqrt(2 * _variance(slack) * math.log(2 / level))
         return slack.allowance + chernoff + slack.rounding
     exact = Slack(slack.dimension, slack.allowance, 0.0, 0.0)
     low, high = (max(0.0, slack.allowance - float(special.ndtri(p))) for p in (level, level / 2))
-    # at the ends only rounding separates the two: with no shift both tails are alike, with a long one
-    # the far tail is nothing
+    # At the ends only rounding separates the two: without an offset both tails are equal, and with a
+    # long one the far tail vanishes.
     for end in (low, high):
         if abs(along(end, exact) - level) <= 1e-9 * level:
             return end + slack.rounding
@@ -100,7 +105,7 @@ def along_critical(level: float, slack: Slack) -> float:
 
 
 def _variance(slack: Slack) -> float:
-    """Of a coordinate of ξ after it was rounded to the grid, at most."""
+    """Return the variance proxy of a coordinate of ξ after rounding to the grid."""
     return 1 + slack.grid**2 / 12
 
 
@@ -108,22 +113,22 @@ def _variance(slack: Slack) -> float:
 
 
 def ks_bias(slack: Slack) -> float:
-    """How far s and e can move the expected distribution function from Φ, at any point.
+    """Bound how far s and e can move the expected distribution function from Φ at any point.
 
     The mean of Φ(t - s_i) differs from Φ(t) by at most φ(0)·Σ|s_i|/d ≤ φ(0)·‖s‖/√d, and moving every
-    coordinate by e_i moves it by at most φ(0)·max|e_i|. Coordinates on a grid are tested with uniform dither
-    over their cell: their distribution function is exact at the edges of a cell and linear within, off by at
-    most grid²/8·max|φ'|.
+    coordinate by e_i changes it by at most φ(0)·max|e_i|. Coordinates on a grid are tested with uniform
+    dither over their cell. Their distribution function is exact at the edges of a cell and linear within, so
+    it is off by at most grid²/8·max|φ'|.
     """
-    shift = slack.allowance / math.sqrt(slack.dimension) + slack.rounding_each
-    return _DENSITY * shift + _DENSITY_SLOPE * slack.grid**2 / 8
+    offset = slack.allowance / math.sqrt(slack.dimension) + slack.rounding_each
+    return _DENSITY * offset + _DENSITY_SLOPE * slack.grid**2 / 8
 
 
 def ks_above(distance: float, slack: Slack) -> float:
-    """sup P(sup_t |F_z(t) - Φ(t)| ≥ distance).
+    """Return sup P(sup_t |F_z(t) - Φ(t)| ≥ distance).
 
-    z_i are independent but, with s ≠ 0, not identically distributed. Bretagnolle (1980; Shorack & Wellner
-    1986, section 25.1) bounds the distance to the mean distribution function for that case, for every d:
+    The z_i are independent but, for s ≠ 0, not identically distributed. For that case Bretagnolle (1980;
+    Shorack & Wellner 1986, section 25.1) bounds the distance to the mean distribution function, for every d:
     P(√d·sup|F - F̄| ≥ x) ≤ 2e·exp(-2x²).
     """
     beyond = max(0.0, distance - ks_bias(slack))
@@ -131,9 +136,9 @@ def ks_above(distance: float, slack: Slack) -> float:
 
 
 def ks_critical(level: float, slack: Slack) -> float:
-    """The smallest distance with `ks_above` ≤ level; above 1 when there is none."""
+    """Return the smallest distance with `ks_above` ≤ level, which exceeds 1 if there is none."""
     return ks_bias(slack) + math.sqrt(math.log(2 * math.e / level) / (2 * slack.dimension))
 
 
 def _square(x: float) -> float:
-    return x * x  # ∞ where x**2 would raise
+    return x * x  # infinite where x**2 would raise

@@ -1,6 +1,6 @@
-"""What a model is worth on rows held out: micro-F1 and loss for classifiers, RMSE and R² for ridge.
+"""Utility of a model on holdout rows: micro-F1 and loss for classifiers, RMSE and R² for regression.
 
-Rows are read in chunks, in float64, and the losses are means without the (λ/2)‖w - a‖² of the objective.
+Rows are read in chunks, in float64. Losses are means without the (λ/2)‖w - a‖² of the objective.
 """
 
 import math
@@ -12,25 +12,68 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from worker.engine.linearised.objective import LinearisedObjective
+from worker.engine.networks.objective import NetworkObjective
+
 
 @runtime_checkable
 class Holdout(Protocol):
-    """Rows to score on, with the family's predictor and loss; every built-in objective is one."""
+    """Rows to score on, with the family's predictor and loss.
 
-    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]: ...
+    Every built-in convex objective satisfies it.
+    """
 
-    def logits(self, w: Tensor, x: Tensor) -> Tensor:  # (d,), (c, width) -> (outputs, c)
+    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the rows in float64: (c, width), (c,)."""
         ...
 
-    def residual(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # summed loss first; may overwrite z
+    def logits(self, w: Tensor, x: Tensor) -> Tensor:
+        """Return the outputs of the model. (d,), (c, width) -> (outputs, c)"""
         ...
 
-    def check_targets(self, y: Tensor, first: int) -> None: ...
+    def residual(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the summed loss and its derivative in z. May overwrite z."""
+        ...
+
+    def check_targets(self, y: Tensor, first: int) -> None:
+        """Raise EngineInputError unless the targets of the chunk that starts at row `first` are valid."""
+        ...
+
+
+class NetworkHoldout:
+    """A network's rows, predictor and loss in the class-major form of `Holdout`, linearised or not."""
+
+    def __init__(self, objective: NetworkObjective | LinearisedObjective) -> None:
+        self._objective = objective
+
+    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the rows in float64: (c, width), (c,)."""
+        return self._objective.chunks()
+
+    def logits(self, w: Tensor, x: Tensor) -> Tensor:
+        """Return the outputs of the network. (d,), (c, width) -> (outputs, c)"""
+        return self._objective.logits(w, x).detach().T
+
+    def residual(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the summed loss and its derivative in z. (outputs, c), (c,) -> (), (outputs, c)"""
+        residual = self._objective.loss.residual(z.T, y)
+        return residual.loss, residual.q.T
+
+    def check_targets(self, y: Tensor, first: int) -> None:
+        """Raise EngineInputError unless the targets of the chunk that starts at row `first` are valid."""
+        self._objective.loss.check(y, first)
+
+
+def holdout_of(objective: object) -> Holdout | None:
+    """Return the objective's rows as a holdout, or None for a plug-in that cannot be scored."""
+    if isinstance(objective, NetworkObjective | LinearisedObjective):
+        return NetworkHoldout(objective)
+    return objective if isinstance(objective, Holdout) else None
 
 
 @dataclass(frozen=True, slots=True)
 class ClassCounts:
-    """One class against the rest."""
+    """Confusion counts of one class against the rest."""
 
     true_positives: int
     false_positives: int
@@ -38,12 +81,14 @@ class ClassCounts:
 
     @property
     def f1(self) -> float | None:
-        """None for a class that neither occurs nor is predicted."""
+        """F1 of the class, or None if it neither occurs nor is predicted."""
         return _f1(self.true_positives, self.false_positives, self.false_negatives)
 
 
 @dataclass(frozen=True, slots=True)
 class Classification:
+    """Scores of a classifier."""
+
     rows: int
     loss: float
     micro_f1: float
@@ -52,15 +97,17 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class Regression:
+    """Scores of a regression model."""
+
     rows: int
     loss: float
     rmse: float
-    r_squared: float | None  # None: the targets do not vary
+    r_squared: float | None  # None if the targets do not vary
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two classifiers on the same rows; differences are in points, 100·(F1(retrained) - F1(unlearned))."""
+    """Two classifiers on the same rows. Differences are 100·(F1(retrained) - F1(unlearned)), in points."""
 
     retrained: Classification
     unlearned: Classification
@@ -71,18 +118,21 @@ class Comparison:
 
 
 def classification(holdout: Holdout, w: Tensor) -> Classification:
-    """Micro-F1 and mean loss. One output is read as the logit of class 1, several as one per class."""
+    """Return micro-F1 and mean loss.
+
+    A single output is the logit of class 1; several are one logit per class.
+    """
     return _scored(holdout, (w,))[0][0]
 
 
 def compare(
     holdout: Holdout, *, retrained: Tensor, unlearned: Tensor, confidence: float = 0.95
 ) -> Comparison:
-    """ΔF1 with a paired interval, in one pass over the holdout.
+    """Return ΔF1 with a paired interval, from one pass over the holdout.
 
-    Both models see the same rows, so only rows on which exactly one of them is right carry information;
-    the interval is Wald's with half a row added to each cell (Agresti & Min 2005), of the population that
-    the holdout is a sample of. It is not widened for the draw of the release noise.
+    Both models see the same rows, so only rows on which exactly one of them is right carry information. The
+    interval is Wald's with half a row added to each cell (Agresti & Min 2005). It refers to the population
+    that the holdout samples, and is not widened for the randomness of the release noise.
     """
     (better, worse), (first, second) = _scored(holdout, (retrained, unlearned))
     n = better.rows + 2
@@ -101,19 +151,19 @@ def compare(
 
 
 def delta_f1(*, retrained: Classification, unlearned: Classification) -> float:
-    """ΔF1 in points, signed: positive when retraining would have been better."""
+    """Return the signed ΔF1 in points, positive if retraining would have been better."""
     return 100 * (retrained.micro_f1 - unlearned.micro_f1)
 
 
 def regression(holdout: Holdout, w: Tensor) -> Regression:
-    """RMSE, R² = 1 - Σ(y - ŷ)²/Σ(y - ȳ)², and the mean of ½(y - ŷ)²."""
+    """Return RMSE, R² = 1 - Σ(y - ŷ)²/Σ(y - ȳ)², and the mean of ½(y - ŷ)²."""
     squares, rows, mean, scatter = 0.0, 0, 0.0, 0.0
     for x, y in holdout.chunks():
         holdout.check_targets(y, rows)
         targets = y.to(x.dtype)
         error = _finite(holdout.logits(w, x))[0] - targets
         squares += float(error @ error)
-        # Chan, Golub & LeVeque 1979: Σ(y - ȳ)² over chunks without cancellation
+        # Chan, Golub & LeVeque 1979: Σ(y - ȳ)² over chunks without cancellation.
         offset = float(targets.mean()) - mean
         scatter += float((targets - targets.mean()).square().sum())
         scatter += offset**2 * rows * len(y) / (rows + len(y))
@@ -129,9 +179,9 @@ def regression(holdout: Holdout, w: Tensor) -> Regression:
 
 
 def micro_f1(classes: tuple[ClassCounts, ...]) -> float:
-    """2·TP/(2·TP + FP + FN) of the summed counts.
+    """Return 2·TP/(2·TP + FP + FN) of the summed counts.
 
-    With one label and one prediction a row, every miss is one FP and one FN, so this is the accuracy.
+    With one label and one prediction per row, every miss is one FP and one FN, so this is the accuracy.
 
     >>> micro_f1((ClassCounts(3, 1, 0), ClassCounts(1, 0, 1)))
     0.8
@@ -151,7 +201,7 @@ def _f1(true_positives: int, false_positives: int, false_negatives: int) -> floa
 def _scored(
     holdout: Holdout, models: tuple[Tensor, ...]
 ) -> tuple[tuple[Classification, ...], tuple[int, int]]:
-    """Each model's scores, and how often only the first and only the last of them was right."""
+    """Return each model's scores, and how often only the first and only the last of them was right."""
     tallies = tuple(_Tally() for _ in models)
     rows, first_only, last_only = 0, 0, 0
     for x, y in holdout.chunks():
@@ -165,14 +215,14 @@ def _scored(
 
 
 class _Tally:
-    """Counts of one model, chunk by chunk."""
+    """Counts of one model, accumulated chunk by chunk."""
 
     def __init__(self) -> None:
         self.loss = 0.0
         self.counts: Tensor | None = None  # (3, classes): TP, FP, FN
 
     def add(self, holdout: Holdout, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """-> which rows are right, (c,)"""
+        """Add a chunk and return which of its rows are right, (c,)."""
         z = _finite(holdout.logits(w, x))
         predicted, actual = _predictions(z), y.long()
         classes = max(2, z.shape[0])
@@ -189,6 +239,7 @@ class _Tally:
         return right
 
     def result(self, rows: int) -> Classification:
+        """Return the scores over `rows` rows."""
         assert self.counts is not None
         classes = tuple(ClassCounts(*column) for column in self.counts.T.tolist())
         return Classification(rows, self.loss / rows, micro_f1(classes), classes)

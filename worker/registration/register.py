@@ -1,6 +1,6 @@
-"""Registration: does the data fit the manifest, do the weights, how far are they from the optimum?
+"""Registration: check that data and weights fit the manifest, and prepare version 0 of the model.
 
-Every problem is collected before the model is rejected, so that its owner can mend them all at once.
+All problems are collected before the model is rejected, so that its owner can fix them at once.
 """
 
 import time
@@ -9,40 +9,45 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from app import logs
-from app.bootstrap import Services
-from app.clock import now
+from app.core import logging
+from app.core.clock import now
+from app.core.storage import Stored
 from app.db import paths, transitions
-from app.db.states import FileKind, PartRole
+from app.db.states import WEIGHT_FILES, FileKind, PartRole
 from app.db.tables import DatasetPart, Model, ModelFile, Version
-from app.storage import Stored
-from certificate.checkpoint import nonce_metadata
+from app.services import Services
+from lethe.certificate.weights_file import nonce_metadata
+from worker.context import JobContext
+from worker.data import datasets
+from worker.data import weights as weights_files
+from worker.data.families import Family, FamilyError, FamilyObjective, family_of, trained_layers
+from worker.data.inspection import Expected, Inspection
+from worker.data.scratch import working_folder
+from worker.data.weights import WeightsError
+from worker.distributed.rank0 import Team
 from worker.engine.bounds import reachable, strongly_convex_distance
+from worker.engine.linearised.automatic import missing_layers
+from worker.engine.linearised.inspection import inspect_linearised
 from worker.engine.networks.inspection import inspect_module
 from worker.engine.objective import CertifiedGradient
 from worker.engine.trust_region import Outcome
 from worker.engine.validation import EngineInputError
-from worker.loading import checkpoints, datasets
-from worker.loading.checkpoints import CheckpointError
-from worker.loading.families import Family, FamilyError, FamilyObjective, family_of
-from worker.loading.inspection import Expected, Inspection
-from worker.pipeline import registration_report
-from worker.pipeline.advice import advise
-from worker.pipeline.certify import noise_refusal
-from worker.pipeline.context import Context
-from worker.pipeline.fitting import fit
-from worker.pipeline.holdings import bring_in, sweep_uploads
-from worker.pipeline.registration_report import Measured
-from worker.pipeline.scratch import working_folder
-from worker.pipeline.solve import objective_on, solver_settings
+from worker.features import FeatureBuilder, UnusableRepresentation
+from worker.fitting import distributed_objective, fit, noise_problem, read_anchor, solver_settings
+from worker.imports import import_parts, sweep_uploads
+from worker.registration.advice import advise
+from worker.registration.report import Findings, compose_report
 
-log = logs.get("pipeline")
+log = logging.get_logger("registration")
 
 
 class Rejected(Exception):
-    """Every reason why the model is not taken. `uncertifiable`: a solve on its training rows was refused."""
+    """The model is rejected, with every reason.
+
+    `uncertifiable` means that a solve on its training rows failed, which later certificates must mention.
+    """
 
     def __init__(self, *reasons: str, uncertifiable: bool = False) -> None:
         super().__init__(*reasons)
@@ -51,33 +56,36 @@ class Rejected(Exception):
 
 
 @dataclass(frozen=True)
-class Registered:
+class AcceptedModel:
+    """What an accepted model consists of: version 0, the rows of each part, and the registration report."""
+
     stored: Stored
     rows: dict[UUID, int]
     report: dict[str, Any]
 
 
-def register(services: Services, job_id: UUID, token: UUID) -> None:
-    context = Context.load(services, job_id, token)
+def register(services: Services, job_id: UUID, token: UUID, team: Team | None = None) -> None:
+    """Check a new model, and accept it with a report or reject it with every reason."""
+    context = JobContext.load(services, job_id, token, team)
     try:
         with working_folder(services.settings, token) as scratch:
-            registered = _validate(context, scratch)
+            accepted = _validate(context, scratch)
     except Rejected as problem:
         _reject(context, problem)
         return
-    _accept(context, registered)
+    _accept(context, accepted)
     log.info("registered", model=str(context.model.id))
 
 
-def _accept(context: Context, registered: Registered) -> None:
+def _accept(context: JobContext, accepted: AcceptedModel) -> None:
     storage, weights = context.services.storage, context.file(FileKind.WEIGHTS)
     with context.writing() as session:
-        # While the token is held no later attempt can begin: what earlier ones left is nobody's.
+        # No later attempt can start while this one holds the token, so these files are leftovers.
         for path in storage.list(paths.attempts(context.job_id)):
-            if path != registered.stored.path:
+            if path != accepted.stored.path:
                 storage.delete(path)
         model = session.get_one(Model, context.model.id)
-        for part_id, rows in registered.rows.items():
+        for part_id, rows in accepted.rows.items():
             session.get_one(DatasetPart, part_id).rows = rows
         if weights is not None:
             session.delete(session.get_one(ModelFile, (model.id, FileKind.WEIGHTS)))
@@ -86,147 +94,202 @@ def _accept(context: Context, registered: Registered) -> None:
                 model_id=model.id,
                 number=0,
                 generation=0,
-                path=registered.stored.path,
-                sha256=registered.stored.sha256,
-                size=registered.stored.size,
+                path=accepted.stored.path,
+                sha256=accepted.stored.sha256,
+                size=accepted.stored.size,
             )
         )
-        transitions.accept_model(session, model, registered.report)
+        transitions.accept_model(session, model, accepted.report)
         transitions.finish_job(session, context.job_id, context.token, now())
-    if weights is not None:  # version 0 is their copy; should we die here, the next purge finds them
+    if weights is not None:  # version 0 is a copy; if we die here, the next purge deletes them
         storage.delete(weights.path)
 
 
-def _reject(context: Context, problem: Rejected) -> None:
+def _reject(context: JobContext, problem: Rejected) -> None:
     with context.writing() as session:
         model = session.get_one(Model, context.model.id)
-        tried = context.manifest if problem.uncertifiable else None
-        transitions.reject_model(session, model, problem.reasons, uncertifiable=tried)
+        refused = context.manifest if problem.uncertifiable else None
+        transitions.reject_model(session, model, problem.reasons, uncertifiable=refused)
         transitions.finish_job(session, context.job_id, context.token, now())
 
 
-def _validate(context: Context, scratch: Path) -> Registered:
+def _validate(context: JobContext, scratch: Path) -> AcceptedModel:
     started, manifest = time.monotonic(), context.manifest
     sweep_uploads(context)
     try:
         family = family_of(manifest)
     except FamilyError as problem:
         raise Rejected(str(problem)) from None
-    problems = bring_in(context)
-    trained, held_out = (_inspected(context, family, role) for role in PartRole)
-    problems += [*trained.problems, *held_out.problems, *_set_problems(trained)]
-    problems += [*_file_problems(context, family), *_network_problems(context, family)]
-    if problems:
-        raise Rejected(*problems)
-    objective = _objective(context, scratch)
+    trained, held_out, represented = _check_files(context, family, scratch)
+    objective = _open_objective(context, scratch)
     w, origin, near = _version_zero(context, family, objective)
     advice = advise(context, trained.subjects.shared(held_out.subjects), scratch)
     if advice.problem and manifest.policy.fallback == "fail":
-        raise Rejected(f"network: {advice.problem}; or let the policy's fallback be retrain")
-    stored = checkpoints.write(
+        raise Rejected(f"network: {advice.problem}; or set the policy's fallback to retrain")
+    stored = weights_files.write(
         context.services.storage, context.path("model.safetensors"), objective.unflatten(w), nonce_metadata()
     )
-    measured = Measured(
+    findings = Findings(
         trained=trained,
         held_out=held_out,
         dimension=w.numel(),
         origin=origin,
         near=near,
         advice=advice,
+        represented=represented,
         seconds=time.monotonic() - started,
     )
-    rows = {
-        part.id: inspection.rows[part.path]
-        for part in context.holdings()
-        for inspection in (trained, held_out)
-        if part.path in inspection.rows
+    return AcceptedModel(
+        stored, _rows_by_part(context, trained, held_out), compose_report(manifest, findings)
+    )
+
+
+def _check_files(
+    context: JobContext, family: Family, scratch: Path
+) -> tuple[Inspection, Inspection, dict[str, Any] | None]:
+    """Compute features, inspect training data and holdout, and raise with every problem of the files."""
+    problems = import_parts(context)
+    others = [*_file_problems(context, family), *_network_problems(context, family)]
+    try:
+        represented = _represent(context, scratch)
+    except UnusableRepresentation as problem:  # without features there are no rows to inspect
+        raise Rejected(*problems, *problem.reasons, *others) from None
+    trained, held_out = (_inspect(context, family, role) for role in PartRole)
+    problems += [*trained.problems, *held_out.problems, *_dataset_problems(trained), *others]
+    if problems:
+        raise Rejected(*problems)
+    return trained, held_out, represented
+
+
+def _represent(context: JobContext, scratch: Path) -> dict[str, Any] | None:
+    """Compute the features of all parts, and describe the representation for the report."""
+    builder = FeatureBuilder.open(context, scratch)
+    if builder is None:
+        return None
+    builder.build(context.all_parts())
+    checked = builder.check(context.parts())
+    return {
+        "digest": builder.digest,
+        "graph_sha256": builder.files.graph.sha256,
+        "row_check": checked.row_check,
+        "batch_rows": checked.batch_rows,
+        "nodes": checked.nodes,
+        "operators": list(checked.operators),
+        "features_seconds": round(builder.seconds, 3),
     }
-    return Registered(stored, rows, registration_report.compose(manifest, measured))
 
 
-def _inspected(context: Context, family: Family, role: PartRole) -> Inspection:
+def _inspect(context: JobContext, family: Family, role: PartRole) -> Inspection:
     training = role == PartRole.TRAIN
     manifest = context.manifest
     most = context.services.settings.max_dataset_bytes
     inspection = Inspection(Expected(manifest.width, family.classes(manifest), training, most))
     for part in context.parts(role):
-        datasets.check_bytes(context.services.storage, part.path, part.sha256)
+        datasets.check_bytes(context.services.storage, part.rows_path, part.rows_sha256)
         name = f"{'dataset' if training else 'holdout'} {part.name}"
-        inspection.add(context.services.storage, name, part.path)
+        inspection.add(context.services.storage, name, part.rows_path)
     return inspection
 
 
-def _set_problems(trained: Inspection) -> list[str]:
-    if trained.problems:  # counted only where every row could be read
+def _rows_by_part(context: JobContext, *inspections: Inspection) -> dict[UUID, int]:
+    return {
+        part.id: inspection.rows[part.rows_path]
+        for part in context.all_parts()
+        for inspection in inspections
+        if part.rows_path in inspection.rows
+    }
+
+
+def _dataset_problems(trained: Inspection) -> list[str]:
+    if trained.problems:  # the counts are complete only if every row could be read
         return []
     if trained.total == 0:
-        return ["the dataset has no rows"]
+        return ["the dataset has no rows: upload at least one part with rows"]
     if trained.expected.classes is not None and len(trained.classes) < 2:
-        return ["all rows have the same label: there is nothing to tell apart"]
+        return ["all rows have the same label: a classifier needs rows of at least two classes"]
     return []
 
 
-def _file_problems(context: Context, family: Family) -> list[str]:
+def _file_problems(context: JobContext, family: Family) -> list[str]:
     problems = []
-    for kind in FileKind:
+    for kind in WEIGHT_FILES:
         file = context.file(kind)
         if file is not None:
             try:
-                tensors = checkpoints.read(context.services.storage, file.path, sha256=file.sha256)
-                found = checkpoints.shape_problems(tensors, family.shapes(context.manifest))
-            except CheckpointError as problem:
-                found = [str(problem)]
-            problems += [f"{kind}: {text}" for text in found]
-    declared, sent = context.manifest.origins.anchor != "zero", context.file(FileKind.ANCHOR) is not None
-    if sent and not declared:
-        problems.append("anchor: one was sent, but origins.anchor says zero; declare where it comes from")
-    if declared and not sent:
-        problems.append("anchor: origins.anchor declares one, but none was sent")
+                tensors = weights_files.read(context.services.storage, file.path, sha256=file.sha256)
+                expected = family.anchor_shapes if kind == FileKind.ANCHOR else family.shapes
+                reasons = weights_files.shape_problems(tensors, expected(context.manifest))
+            except WeightsError as problem:
+                reasons = [str(problem)]
+            problems += [f"{kind}: {reason}" for reason in reasons]
+    declared, uploaded = context.manifest.origins.anchor != "zero", context.file(FileKind.ANCHOR) is not None
+    if uploaded and not declared:
+        problems.append(
+            "anchor: one was uploaded, but origins.anchor says zero; declare there where it comes from"
+        )
+    if declared and not uploaded:
+        problems.append("anchor: origins.anchor declares one, but none was uploaded; upload it")
     return problems
 
 
-def _network_problems(context: Context, family: Family) -> list[str]:
+def _network_problems(context: JobContext, family: Family) -> list[str]:
     if family.module is None:
         return []
     manifest = context.manifest
-    found = inspect_module(
-        family.module(manifest), width=manifest.width, outputs=family.classes(manifest) or 1
-    )
-    problems = [f"network: {reason}" for reason in found]
+    module, outputs = family.module(manifest), family.classes(manifest) or 1
+    if manifest.linearised:
+        reasons = _linearised_problems(context, module, outputs)
+    else:
+        reasons = inspect_module(module, width=manifest.width, outputs=outputs)
+    problems = [f"network: {reason}" for reason in reasons]
     if context.file(FileKind.ANCHOR) is None:
         problems.append(
-            "anchor: a network needs one, trained on public data: at zero all its units are alike, and from "
-            "there retraining leads nowhere"
+            "anchor: a network needs one, because at zero all its units are alike and training cannot start "
+            "from there; train the network on public data and upload its weights as the anchor"
         )
     return problems
 
 
-def _objective(context: Context, scratch: Path) -> FamilyObjective:
-    paths_of_parts = tuple(part.path for part in context.parts())
+def _linearised_problems(context: JobContext, module: nn.Module, outputs: int) -> list[str]:
+    """Return the reasons for refusing a network that is to be linearised at the uploaded anchor."""
+    layers = trained_layers(context.manifest)
+    if missing := missing_layers(module, layers):
+        return [f"layers: it has no parameters in {', '.join(missing)}; use names of its layers"]
     try:
-        objective = objective_on(context, paths_of_parts, scratch)
-        objective.certified_gradient(objective.anchor)  # the first pass refuses what has no meaning
-    except EngineInputError:
-        # The engine's messages may quote a row.
-        raise Rejected(f"the family {context.manifest.family} refuses the data") from None
+        anchor = read_anchor(context)
+    except WeightsError:
+        return []  # reported with the files
+    if anchor is None:
+        return []
+    return inspect_linearised(module, anchor, layers=layers, width=context.manifest.width, outputs=outputs)
+
+
+def _open_objective(context: JobContext, scratch: Path) -> FamilyObjective:
+    paths_of_parts = tuple(part.rows_path for part in context.parts())
+    try:
+        objective = distributed_objective(context, paths_of_parts, scratch)
+        objective.certified_gradient(objective.anchor)  # a first pass over the rows rejects invalid values
+    except EngineInputError:  # its message may quote a row, so it is not shown
+        raise Rejected(
+            f"the family {context.manifest.family} rejects the data: check that its labels and features are "
+            "valid"
+        ) from None
     return objective
 
 
 def _version_zero(
-    context: Context, family: Family, objective: FamilyObjective
+    context: JobContext, family: Family, objective: FamilyObjective
 ) -> tuple[Tensor, str, bool | None]:
-    """Return the weights that were sent, or A(D), and whether they are within Δ*; None: not to be told.
+    """Return the uploaded weights, or weights trained now, their origin, and whether they are within Δ*.
 
-    What is wrong is said without figures: they are functions of rows that can be erased, and ε, δ, Δ* and λ
-    must not be fitted to them.
+    The last is None if it is not known. Problems are described without figures: figures depend on rows that
+    can be erased, and ε, δ, Δ* and λ must not be fitted to them.
     """
     policy, file = context.manifest.policy, context.file(FileKind.WEIGHTS)
     problems = []
     if file is not None:
-        w, origin = (
-            family.flat(context.manifest, checkpoints.read(context.services.storage, file.path)),
-            "uploaded",
-        )
+        tensors = weights_files.read(context.services.storage, file.path)
+        w, origin = family.flat(context.manifest, tensors), "uploaded"
     else:
         solution = fit(
             objective,
@@ -240,27 +303,29 @@ def _version_zero(
                 f"training did not reach the policy's target_distance ({solution.outcome}); try other values "
                 "of target_distance and lambda on public rows, not on these"
             )
-    found = objective.certified_gradient(w)
-    problems += _rounding_problems(context, objective, found)
-    if refusal := noise_refusal(w, context.manifest.sigma):
-        problems.append(f"{refusal.detail}; raise target_distance or lower epsilon or delta")
+    gradient = objective.certified_gradient(w)
+    problems += _rounding_problems(context, objective, gradient)
+    if problem := noise_problem(w, context.manifest.sigma):
+        problems.append(f"{problem}; raise target_distance, or lower epsilon or delta")
     if problems:
         raise Rejected(*problems, uncertifiable=True)
-    return w, origin, _is_near(objective, found, policy.target_distance)
+    return w, origin, _is_near(objective, gradient, policy.target_distance)
 
 
-def _is_near(objective: FamilyObjective, found: CertifiedGradient, target: float) -> bool | None:
-    """By B1; of a network's curvature nothing is proven before it is measured."""
+def _is_near(objective: FamilyObjective, gradient: CertifiedGradient, target: float) -> bool | None:
+    """Return whether rule B1 proves the point within `target`, or None for networks."""
     floor = objective.curvature_floor
     if not floor > 0:
         return None
-    distance = strongly_convex_distance(gradient_norm=found.norm, rounding=found.rounding, floor=floor)
+    distance = strongly_convex_distance(gradient_norm=gradient.norm, rounding=gradient.rounding, floor=floor)
     return distance <= target
 
 
-def _rounding_problems(context: Context, objective: FamilyObjective, found: CertifiedGradient) -> list[str]:
+def _rounding_problems(
+    context: JobContext, objective: FamilyObjective, gradient: CertifiedGradient
+) -> list[str]:
     floor, target = objective.curvature_floor, context.manifest.policy.target_distance
-    if not floor > 0 or reachable(target=target, rounding=found.rounding, floor=floor):
+    if not floor > 0 or reachable(target=target, rounding=gradient.rounding, floor=floor):
         return []
     return [
         f"target_distance {target:.3g} cannot be certified: rounding errors alone may be larger at this "

@@ -1,4 +1,4 @@
-"""The replay audit of the current version: retrain on the rows that are there, and test the noise."""
+"""The replay audit: retrain on the retained rows, and test whether the published version differs by noise."""
 
 import hashlib
 import hmac
@@ -10,26 +10,27 @@ from uuid import UUID
 import torch
 from torch import Tensor
 
-from app.bootstrap import Services
-from app.db.policy import Policy
+from app.core.storage import Storage
 from app.db.states import PartRole
 from app.db.tables import Batch, Certificate
-from app.storage import Storage
-from certificate import envelope, statement
-from certificate.commitment import commit_retained
-from certificate.evidence import EvidenceRecord
-from certificate.statement import AnyPredicate
+from app.services import Services
+from lethe.certificate import envelope, statement
+from lethe.certificate.commitment import commit_retained
+from lethe.certificate.evidence import EvidenceRecord
+from lethe.certificate.statement import AnyPredicate
+from lethe.policy import Policy
+from worker.context import CannotContinue, JobContext
+from worker.distributed.rank0 import Team
 from worker.evaluation import replay
-from worker.evaluation.direction import Lean, towards_parent
-from worker.pipeline.context import CannotContinue
-from worker.pipeline.fitting import estimated_distance
-from worker.pipeline.report import CHANGED, ReportJob, run_report
+from worker.evaluation.direction import ParentDirection, recover_direction
+from worker.fitting import estimated_distance
+from worker.reports.report import CHANGED, ReportJob, run_report
 
-_TIGHTER = 10.0  # the replay's share of what the noise has to hide is small then
+_TIGHTER = 10.0  # solve this much closer than Δ*, so that the replay's own error hardly matters
 
 
 class RetainedData(StrEnum):
-    """Whether the rows the audit reads are those the certificate commits to."""
+    """Whether the rows that the audit reads are those that the certificate commits to."""
 
     MATCH = "match"
     MISMATCH = "mismatch"
@@ -42,8 +43,9 @@ _MISMATCH = (
 )
 
 
-def audit(services: Services, job_id: UUID, token: UUID) -> None:
-    run_report(services, job_id, token, _measure)
+def audit(services: Services, job_id: UUID, token: UUID, team: Team | None = None) -> None:
+    """Run a replay audit job."""
+    run_report(JobContext.load(services, job_id, token, team), _measure)
 
 
 def _measure(job: ReportJob) -> dict[str, Any]:
@@ -53,11 +55,11 @@ def _measure(job: ReportJob) -> dict[str, Any]:
     predicate = statement.parse(envelope.parse(certificate.envelope).payload).predicate
     objective = job.objective(PartRole.TRAIN)
     tensors = job.published()
-    target = _held_to(job, predicate)
+    target = _target_distance(job, predicate)
     solution = job.retrain(objective, target / _TIGHTER)
     replayed = estimated_distance(objective, solution)
     try:
-        found = replay.audit(
+        result = replay.audit(
             objective.flatten(tensors),
             solution.w,
             _lean(certificate, solution.w, predicate),
@@ -67,18 +69,18 @@ def _measure(job: ReportJob) -> dict[str, Any]:
             unit_roundoff=_roundoff(tensors),
             grid_step=predicate.noise.grid_step or 0.0,
         )
-    except ValueError as problem:  # its messages speak of σ and shapes, never of rows
+    except ValueError as problem:  # its messages mention σ and shapes, never rows
         raise CannotContinue(f"the audit cannot be run: {problem}") from None
     finally:
         solution.w.zero_()
     retained = _retained_data(job, predicate)
-    verdict = found.verdict if retained == RetainedData.MATCH else replay.Verdict.INCONSISTENT
+    verdict = result.verdict if retained == RetainedData.MATCH else replay.Verdict.INCONSISTENT
     return {
-        **asdict(found),
+        **asdict(result),
         "verdict": verdict,
-        "summary": f"{_MATCH if retained == RetainedData.MATCH else _MISMATCH} {found.summary}",
+        "summary": f"{_MATCH if retained == RetainedData.MATCH else _MISMATCH} {result.summary}",
         "retained_data": retained,
-        "tests": [finding.check for finding in found.findings],
+        "tests": [finding.check for finding in result.findings],
         "sigma": predicate.noise.sigma,
         "target_distance": target,
         "replay_distance": replayed,
@@ -86,34 +88,37 @@ def _measure(job: ReportJob) -> dict[str, Any]:
     }
 
 
-def _lean(certificate: Certificate, replayed: Tensor, predicate: AnyPredicate) -> Lean | None:
-    """The direction towards the parent that the release stored; the parent's weights are deleted."""
+def _lean(certificate: Certificate, replayed: Tensor, predicate: AnyPredicate) -> ParentDirection | None:
+    """Return how far the version leans towards its parent.
+
+    The parent's weights are deleted, so this uses the direction that the release stored.
+    """
     stored = EvidenceRecord.read(certificate.evidence, "evidence").replay
     if stored is None:
         return None
-    return towards_parent(
+    return recover_direction(
         stored, certificate_id=predicate.certificate_id, replayed=replayed, sigma=predicate.noise.sigma
     )
 
 
 def _retained_data(job: ReportJob, predicate: AnyPredicate) -> RetainedData:
-    """Commit to the bytes of the parts the audit reads, and compare with the certificate.
+    """Compare a commitment to the parts that the audit reads with the certificate's.
 
-    The commitment depends on the parts' order: by name after an erasure, with the new parts last after an
-    append.
+    The commitment depends on the order of the parts. After an erasure they are ordered by name; after an
+    append the new parts come last.
     """
     context = job.context
     key = context.services.vault.keyed_hash(str(context.model.id), purpose="retained data commitment")
     parts, newest = context.parts(), context.current_version().generation
-    digests = {part.id: _digest(context.services.storage, part.path) for part in parts}
-    appended = sorted(parts, key=lambda part: part.first_generation == newest)  # stable
+    digests = {part.id: _digest(context.services.storage, part.rows_path) for part in parts}
+    appended = sorted(parts, key=lambda part: part.first_generation == newest)  # the sort is stable
     commitments = [
         commit_retained(key=key, part_digests=[digests[part.id] for part in order])
         for order in (parts, appended)
     ]
     claimed = predicate.objective.retained_data_commitment
-    held = [hmac.compare_digest(commitment, claimed) for commitment in commitments]
-    return RetainedData.MATCH if any(held) else RetainedData.MISMATCH
+    matches = [hmac.compare_digest(commitment, claimed) for commitment in commitments]
+    return RetainedData.MATCH if any(matches) else RetainedData.MISMATCH
 
 
 def _digest(storage: Storage, path: str) -> str:
@@ -123,8 +128,11 @@ def _digest(storage: Storage, path: str) -> str:
     return digest.hexdigest()
 
 
-def _held_to(job: ReportJob, predicate: AnyPredicate) -> float:
-    """Δ*; a retrained release names none, since it is its own reference: the policy of its batch does."""
+def _target_distance(job: ReportJob, predicate: AnyPredicate) -> float:
+    """Return Δ* from the certificate.
+
+    A retrained release is its own reference and states none. For it the policy of its batch applies.
+    """
     if predicate.bound.distance_target > 0:
         return predicate.bound.distance_target
     version = job.context.current_version()
@@ -134,5 +142,5 @@ def _held_to(job: ReportJob, predicate: AnyPredicate) -> float:
 
 
 def _roundoff(tensors: dict[str, Tensor]) -> float:
-    """Half the spacing of floats at 1, of the coarsest type the weights are stored in."""
+    """Return the unit roundoff of the coarsest type that the weights are stored in."""
     return max(torch.finfo(tensor.dtype).eps for tensor in tensors.values()) / 2

@@ -1,8 +1,8 @@
 """LiSSA: an inverse-Hessian product from sampled products alone (Agarwal, Bullins & Hazan 2017).
 
-Each chain runs x ← v + x - (H_j + dI)·x/scale with H_j over a fresh batch; x/scale tends to (H + dI)⁻¹·v in
-expectation when scale ≥ ‖H_j + dI‖. Chains are averaged. The error left falls like (1 - μ/scale)^steps, so a
-scale chosen for safety is paid for in steps.
+Each chain iterates x ← v + x - (H_j + dI)·x/scale with H_j over a fresh batch. If scale ≥ ‖H_j + dI‖, x/scale
+tends to (H + dI)⁻¹·v in expectation. Chains are averaged. The remaining error falls like (1 - μ/scale)^steps,
+so a larger, safer scale costs more steps.
 """
 
 import itertools
@@ -13,15 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.engine.baselines.lipschitz import largest_eigenvalue
 from worker.engine.objective import HessianOperator, Objective, Sampling
-from worker.engine.published.ceiling import curvature_ceiling
 
-_CHAIN_STRIDE = 1_000_003  # seeds of different chains do not meet
+_CHAIN_STRIDE = 1_000_003  # keeps the seeds of different chains apart
 
 
 @dataclass(frozen=True, slots=True)
 class LissaSettings:
-    """s1 chains of s2 steps, `batch` rows each; `scale` None: `safety` times the power iteration's figure."""
+    """Settings: s1 chains of s2 steps on `batch` rows each.
+
+    `scale` None means `safety` times the estimated largest eigenvalue.
+    """
 
     chains: int = 10
     steps: int = 1000
@@ -33,10 +36,13 @@ class LissaSettings:
 
 @dataclass(frozen=True, slots=True)
 class LissaResult:
-    """`relative_residual` is ‖(H + dI)x - v‖/‖v‖ with all rows. A chain that diverges ends the run: x = 0."""
+    """The approximate solution x. `relative_residual` is ‖(H + dI)x - v‖/‖v‖ over all rows.
+
+    If a chain diverges the run ends with x = 0.
+    """
 
     solution: Tensor  # (d,)
-    diverged_at: int | None  # the step at which a chain did
+    diverged_at: int | None  # step at which a chain diverged
     scale: float
     relative_residual: float
     passes: float
@@ -44,22 +50,25 @@ class LissaResult:
 
     @property
     def diverged(self) -> bool:
+        """Whether a chain diverged."""
         return self.diverged_at is not None
 
 
 def lissa(
     objective: Objective, w: Tensor, v: Tensor, settings: LissaSettings, *, damping: float = 0.0
 ) -> LissaResult:
-    """x ≈ (∇²f(w) + damping·I)⁻¹·v; (d,), (d,) -> (d,)."""
+    """Return x ≈ (∇²f(w) + damping·I)⁻¹·v. (d,), (d,) -> (d,)"""
     started = time.monotonic()
     exact = objective.hessian(w)
     scale, passes = settings.scale, exact.fraction
     if scale is None:
         iterations = 10
-        scale = settings.safety * (curvature_ceiling(exact, w, iterations=iterations) + damping)
+        scale = settings.safety * (largest_eigenvalue(exact, w, iterations=iterations) + damping)
         passes += iterations * exact.fraction
     total, diverged_at = torch.zeros_like(v), None
-    chains = settings.chains if settings.batch < objective.rows.count else 1  # without chance all are alike
+    chains = (
+        settings.chains if settings.batch < objective.rows.count else 1
+    )  # without sampling all chains are equal
     for chain in range(chains):
         draws = _operators(objective, w, settings, chain, exact)
         x, failed, spent = _chain(draws, v, settings.steps, scale=scale, damping=damping)
@@ -84,10 +93,10 @@ def lissa(
 def _chain(
     draws: Iterator[HessianOperator], v: Tensor, steps: int, *, scale: float, damping: float
 ) -> tuple[Tensor, int | None, float]:
-    """One chain's x, the step at which it diverged if it did, and the passes it took.
+    """Return the x of one chain, the step at which it diverged if it did, and the passes it took.
 
     While every ‖I - (H_j + dI)/scale‖ ≤ 1, x is a sum of j + 1 vectors no longer than v. A longer x therefore
-    proves that a sampled Hessian is indefinite or larger than twice the scale; without this test such a chain
+    proves that a sampled Hessian is indefinite or larger than twice the scale. Without this test such a chain
     would return a large finite vector that looks like an answer.
     """
     x, length, passes = v.clone(), _norm(v), 0.0
@@ -102,7 +111,7 @@ def _chain(
 def _operators(
     objective: Objective, w: Tensor, settings: LissaSettings, chain: int, exact: HessianOperator
 ) -> Iterator[HessianOperator]:
-    """A fresh batch for every step; all rows where a batch would hold them."""
+    """Yield an operator over a fresh batch for every step, or over all rows if a batch would hold them."""
     for draw in itertools.count(settings.seed + chain * _CHAIN_STRIDE):
         if settings.batch >= objective.rows.count:
             yield exact

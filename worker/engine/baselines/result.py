@@ -1,4 +1,4 @@
-"""What every published method hands back: where it stopped, its own Δ, and whether its conditions held."""
+"""The result of a baseline: its final point, its own Δ, and whether its conditions held."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from certificate.privacy import classical_sigma, sigma_for
+from lethe.certificate.privacy import classical_sigma, sigma_for
 from worker.engine.bounds import strongly_convex_distance
 from worker.engine.linear import LinearObjective
 from worker.engine.objective import CertifiedGradient, Objective
@@ -19,7 +19,7 @@ Calibration: TypeAlias = Literal["classical", "analytic"]
 
 
 class Outcome(StrEnum):
-    """HOLDS, or the first condition of the publication that does not; only HOLDS may be certified."""
+    """HOLDS, or the first condition of the publication that fails. Only HOLDS may be certified."""
 
     HOLDS = "every condition of the publication that can be checked holds"
     NOT_CONVEX = "the loss is not known to be convex in the weights"
@@ -36,11 +36,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """An outcome with the figures behind it."""
+
     outcome: Outcome
     reason: str  # the outcome in numbers
 
     @property
     def holds(self) -> bool:
+        """Whether every checkable condition holds."""
         return self.outcome is Outcome.HOLDS
 
 
@@ -48,8 +51,11 @@ HOLDS = Verdict(Outcome.HOLDS, Outcome.HOLDS.value)
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedResult:
-    """`distance` is the method's own Δ, infinite where a condition failed; `posterior` is B1 at `w`."""
+class BaselineResult:
+    """Result of a baseline.
+
+    `distance` is the method's own Δ, infinite if a condition failed. `posterior` is B1 at `w`.
+    """
 
     method: Method
     verdict: Verdict
@@ -65,21 +71,25 @@ class PublishedResult:
 
     @property
     def certifiable(self) -> bool:
-        """A method whose conditions do not hold issues no certificate, whatever its formula would give."""
+        """Whether the conditions hold and Δ is finite.
+
+        Otherwise no certificate may be issued, whatever the formula gives.
+        """
         return self.verdict.holds and math.isfinite(self.distance)
 
 
 def convex(objective: Objective) -> bool:
-    """Linear predictors under the losses of `families`: convex in the weights, hence λ-strongly convex."""
+    """Return whether the loss is convex in the weights, so that f is λ-strongly convex."""
     return isinstance(objective, LinearObjective)
 
 
 def posterior(objective: Objective, w: Tensor) -> float | None:
-    """B1 at any point, whatever led there: a proven second figure; None where the loss is not convex."""
+    """Return B1 at any point, a proven second figure for a baseline, or None if the loss is not convex."""
     return posterior_from(objective, objective.certified_gradient(w))
 
 
 def posterior_from(objective: Objective, here: CertifiedGradient) -> float | None:
+    """Return B1 from a known gradient, or None if the loss is not convex."""
     if not convex(objective):
         return None
     return strongly_convex_distance(
@@ -89,7 +99,10 @@ def posterior_from(objective: Objective, here: CertifiedGradient) -> float | Non
 
 @dataclass(frozen=True, slots=True)
 class NoiseLast:
-    """σ from the distance achieved; it depends on the data, which the published analyses leave out."""
+    """A σ computed from the distance achieved.
+
+    It depends on the data, which the published analyses ignore.
+    """
 
     calibration: Calibration
     sigma: float | None
@@ -97,7 +110,9 @@ class NoiseLast:
 
 
 def noise_last(*, distance: float, epsilon: float, delta: float, calibration: Calibration) -> NoiseLast:
-    """The paper's Theorem 1 (`classical`, proved for ε < 1 only) or the exact trade-off at the same Δ.
+    """Return σ for a distance, by the paper's Theorem 1 (`classical`) or the exact trade-off (`analytic`).
+
+    The classical formula is proved for ε < 1 only, and there is no σ beyond that.
 
     >>> noise_last(distance=1.0, epsilon=1.0, delta=1e-5, calibration="classical").sigma is None
     True
@@ -114,7 +129,7 @@ def noise_last(*, distance: float, epsilon: float, delta: float, calibration: Ca
 
 
 def tidy(constants: Mapping[str, Constant]) -> dict[str, Constant]:
-    """Records hold no infinities and no NaN: such a figure is null there."""
+    """Replace infinities and NaN by None, because records cannot hold them."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in constants.items()

@@ -1,13 +1,13 @@
-"""The bounds of trust-region certified unlearning, as formulas (docs/paper.md says where each one stands)."""
+"""The bounds of trust-region certified unlearning as formulas (docs/paper.md maps them to the paper)."""
 
 import math
 from collections.abc import Sequence
 
 
 def gradient_bound(*, first: float, lipschitz: Sequence[float], radii: Sequence[float]) -> float:
-    """U_t = ‖g₀‖ + L_max(t)·Σ Δ̄_s over the steps before t (Proposition 3). It never falls.
+    """Return U_t = ‖g₀‖ + L_max(t)·Σ Δ̄_s over the steps before t (Proposition 3). It never decreases.
 
-    Called a bound before the run, though Δ̄_s ≤ τ‖g_s‖/L_s is only known at step s.
+    The paper calls this a bound before the run, although Δ̄_s ≤ τ‖g_s‖/L_s is known only at step s.
 
     >>> gradient_bound(first=1.0, lipschitz=[2.0, 4.0], radii=[0.5, 0.25])
     4.0
@@ -16,9 +16,9 @@ def gradient_bound(*, first: float, lipschitz: Sequence[float], radii: Sequence[
 
 
 def blind_gradient_bound(*, first: float, tau: float, growth: float, steps: int) -> float:
-    """What Proposition 3 gives before the run: each radius replaced by τU_s/L_s, its only bound then.
+    """Return what Proposition 3 gives before the run, with each radius replaced by its bound τU_s/L_s.
 
-    U_t = ‖g₀‖ + L_max(t)·Σ τU_s/L_s with L_s = α_L^s·L₀: for α_L = 1 it is (1 + τ)^t·‖g₀‖.
+    U_t = ‖g₀‖ + L_max(t)·Σ τU_s/L_s with L_s = α_L^s·L₀. For α_L = 1 it is (1 + τ)^t·‖g₀‖.
 
     >>> blind_gradient_bound(first=1.0, tau=1.0, growth=1.0, steps=3)
     8.0
@@ -40,9 +40,10 @@ def reduction_floor(
     product_error: float,
     inverse_error: float,
 ) -> float:
-    """PR_t of Theorem 2: the model's estimate less ε_g·Δ̄, ½ε_H·Δ̄², ε_iHVP·U² and (‖H‖ + λ)·Δ̄·ε_iHVP·U.
+    """Return PR_t of Theorem 2, the lower bound on the predicted reduction.
 
-    `curvature` stands for ‖H‖ + λ.
+    It is the model's estimate less ε_g·Δ̄, ½ε_H·Δ̄², ε_iHVP·U² and (‖H‖ + λ)·Δ̄·ε_iHVP·U. `curvature` is ‖H‖
+    + λ.
 
     >>> reduction_floor(estimate=1.0, radius=2.0, gradient_bound=3.0, curvature=4.0, gradient_error=0.01,
     ...     product_error=0.1, inverse_error=0.001) == 1.0 - 0.02 - 0.2 - (0.009 + 0.024)
@@ -55,7 +56,7 @@ def reduction_floor(
 def corollary_distance(
     *, first: float, floor: float, ceiling: float, counted: int, accept: float, kappa: float, tau: float
 ) -> float:
-    """Corollary 1 with the unknown gap f(w₀) - f(ŵ) replaced by ‖g₀‖²/(2μ), never smaller.
+    """Return Δ of Corollary 1, with the unknown gap f(w₀) - f(ŵ) replaced by the larger ‖g₀‖²/(2μ).
 
     Each counted step contracts the gap by 1 - η₁κτμ/L, and ‖w - ŵ‖ ≤ √(2·gap/μ).
 

@@ -1,10 +1,10 @@
-"""Trust-region certified unlearning, step by step as its paper has it.
+"""Trust-region certified unlearning exactly as its paper states it.
 
     Δ̄_t = min(Δ_t, τ‖g_t‖/L̂_t),   L̂_0 by power iteration,   L̂_t = α_L·L̂_{t-1},   T steps
 
-The subproblem is solved by conjugate gradients or LiSSA, with the Cauchy point where that is better. Every
-step records what the paper derives for it. `worker.engine.trust_region` is the loop without the cap, and the
-default; docs/paper.md says why they differ.
+The subproblem is solved by conjugate gradients or LiSSA, with the Cauchy point if that is better. Every step
+records the quantities the paper derives for it. `worker.engine.trust_region` is the default solver, without
+the cap on steps. docs/paper.md explains the differences.
 """
 
 import math
@@ -15,20 +15,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from worker.engine.objective import CertifiedGradient, Evaluation, HessianOperator, Objective
-from worker.engine.published import tr_bounds
-from worker.engine.published.ceiling import curvature_ceiling
-from worker.engine.published.lissa import LissaSettings, lissa
-from worker.engine.published.outcome import (
+from worker.engine.baselines import tr_bounds
+from worker.engine.baselines.lipschitz import largest_eigenvalue
+from worker.engine.baselines.lissa import LissaSettings, lissa
+from worker.engine.baselines.result import (
     HOLDS,
+    BaselineResult,
     Constant,
     Outcome,
-    PublishedResult,
     Verdict,
     convex,
     posterior_from,
     tidy,
 )
+from worker.engine.objective import CertifiedGradient, Evaluation, HessianOperator, Objective
 from worker.engine.subproblem import Proposal, Quadratic, cauchy, steihaug
 
 _ASSUMED_FLOOR = (
@@ -38,8 +38,10 @@ _ASSUMED_FLOOR = (
 
 @dataclass(frozen=True, slots=True)
 class PaperSettings:
-    """The paper's constants, its MNIST column; CIFAR-10 has T = 10 and τ = 1. α_L, κ and the counts of
-    products are not printed there."""
+    """The constants of the paper's MNIST column. CIFAR-10 uses T = 10 and τ = 1.
+
+    The paper does not print α_L, κ and the number of products.
+    """
 
     steps: int = 5  # T
     tau: float = 0.8
@@ -52,10 +54,10 @@ class PaperSettings:
     power_iterations: int = 20
     subproblem: Literal["cg", "lissa"] = "cg"
     max_products: int = 100  # per step, of cg
-    forcing: float = 1e-3  # relative residual asked of cg
+    forcing: float = 1e-3  # relative residual of cg
     solver: LissaSettings = field(default_factory=LissaSettings)
-    bump: float = 0.0  # damping put on the model after a rejected step, doubled at each further one; 0: off
-    kappa: float = 1.0  # share of the Cauchy decrease a step must reach; else the Cauchy point is taken
+    bump: float = 0.0  # damping after a rejected step, doubled at each further one; 0: off
+    kappa: float = 1.0  # share of the Cauchy decrease a step must reach, or the Cauchy point is used
     product_error: float = 0.0  # ε_H: products in float64 over all rows
     seed: int = 0
 
@@ -66,7 +68,10 @@ class PaperSettings:
 
 @dataclass(frozen=True, slots=True)
 class PaperStep:
-    """Step t. `counted`: it earned Corollary 1's factor (accepted, not cut by Δ_t, decrease as claimed)."""
+    """Record of step t.
+
+    `counted` steps earned the factor of Corollary 1: accepted, not cut by Δ_t, decrease as claimed.
+    """
 
     index: int
     gradient_norm: float  # ‖g_t‖
@@ -87,37 +92,46 @@ class PaperStep:
 
 
 @dataclass(frozen=True, slots=True)
-class PaperResult(PublishedResult):
+class PaperResult(BaselineResult):
+    """Result of the method with its steps."""
+
     steps: tuple[PaperStep, ...]
 
 
 def unlearn(
     objective: Objective, start: Tensor, *, settings: PaperSettings | None = None, floor: float | None = None
 ) -> PaperResult:
-    """T capped steps from `start` (d,). μ is the objective's own floor if convex, else `floor` or none."""
-    chosen = settings or PaperSettings()
+    """Take T capped steps from `start` (d,).
+
+    μ is the objective's own floor if convex, else `floor`, which may be None.
+    """
+    settings = settings or PaperSettings()
     known = objective.curvature_floor if convex(objective) else floor
-    run = _Run(objective, start, chosen, known)
-    for _ in range(chosen.steps):
+    run = _Run(objective, start, settings, known)
+    for _ in range(settings.steps):
         run.advance()
     return run.result()
 
 
 @dataclass(frozen=True, slots=True)
 class _Solved:
+    """Solution of one subproblem."""
+
     proposal: Proposal
     fallback: bool
     inverse_error: float
 
 
 class _Run:
+    """State of one run."""
+
     def __init__(self, objective: Objective, w: Tensor, settings: PaperSettings, floor: float | None) -> None:
         self.started = time.monotonic()
         self.objective, self.settings, self.floor = objective, settings, floor
-        self.w, self.here = w, objective.evaluate(w)
-        self.first = self.here.norm + self.here.rounding
+        self.w, self.current = w, objective.evaluate(w)
+        self.first = self.current.norm + self.current.rounding
         operator = objective.hessian(w)
-        self.lipschitz = curvature_ceiling(
+        self.lipschitz = largest_eigenvalue(
             operator, w, iterations=settings.power_iterations, seed=settings.seed
         )
         self.passes = 1 + (settings.power_iterations + 1) * operator.fraction
@@ -125,30 +139,33 @@ class _Run:
         self.steps: list[PaperStep] = []
 
     def advance(self) -> None:
-        """One proposal inside Δ̄_t, judged by ρ_t."""
-        here, settings = self.here, self.settings
+        """Propose one step within Δ̄_t and accept it if ρ_t ≥ η₁."""
+        current, settings = self.current, self.settings
         if self.steps:
             self.lipschitz *= settings.growth
-        # at g = 0 or without curvature the cap says nothing: there is nothing to do, or no length to cap
-        cap = settings.tau * here.norm / self.lipschitz if self.lipschitz > 0 else math.inf
+        # At g = 0 or without curvature the cap is meaningless.
+        cap = settings.tau * current.norm / self.lipschitz if self.lipschitz > 0 else math.inf
         capped = min(self.radius, cap)
         solved = self._solve(capped)
-        there = self.objective.evaluate(self.w + solved.proposal.step)
+        trial = self.objective.evaluate(self.w + solved.proposal.step)
         self.passes += 1
         drop = solved.proposal.drop
-        ratio = (here.value - there.value) / drop if drop > 0 else math.nan  # eq. agreement ratio
-        accepted = math.isfinite(there.norm) and ratio >= settings.accept
+        ratio = (current.value - trial.value) / drop if drop > 0 else math.nan  # the agreement ratio
+        accepted = math.isfinite(trial.norm) and ratio >= settings.accept
         claimed = (
-            settings.kappa * settings.tau * here.norm**2 / (2 * self.lipschitz) if cap < math.inf else 0.0
+            settings.kappa * settings.tau * current.norm**2 / (2 * self.lipschitz) if cap < math.inf else 0.0
         )
         counted = accepted and self.radius >= cap and drop >= claimed * (1 - 1e-12)
-        self.steps.append(self._record(solved, here, capped, ratio, accepted=accepted, counted=counted))
+        self.steps.append(self._record(solved, current, capped, ratio, accepted=accepted, counted=counted))
         self._update(ratio, accepted)
         if accepted:
-            self.w, self.here = self.w + solved.proposal.step, there
+            self.w, self.current = self.w + solved.proposal.step, trial
 
     def _update(self, ratio: float, accepted: bool) -> None:
-        """The radius (the paper's appendix C: growth does not ask for the boundary), and the bump."""
+        """Update the radius and the bump.
+
+        As in the paper's appendix C, growth does not require the boundary.
+        """
         settings = self.settings
         if not accepted:
             self.radius *= settings.shrink
@@ -159,19 +176,21 @@ class _Run:
 
     def _solve(self, capped: float) -> _Solved:
         operator, settings = self.objective.hessian(self.w), self.settings
-        damping, gradient = self.damping, self.here.gradient
+        damping, gradient = self.damping, self.current.gradient
         quadratic = Quadratic(gradient, lambda v: operator.product(v) + damping * v)
         if settings.subproblem == "lissa":
             return self._by_lissa(quadratic, operator, capped)
-        tolerance = settings.forcing * self.here.norm
+        tolerance = settings.forcing * self.current.norm
         proposal = steihaug(quadratic, capped, tolerance=tolerance, limit=settings.max_products)
         self.passes += (proposal.products + 1) * operator.fraction
-        # on the boundary the step is chosen by the model's value and stands for no inverse
+        # On the boundary the step is not an approximate inverse-Hessian product.
         error = 0.0 if proposal.boundary else self._inverse_error(proposal.residual)
-        return _Solved(proposal, fallback=False, inverse_error=error)  # cg starts at the Cauchy point
+        return _Solved(
+            proposal, fallback=False, inverse_error=error
+        )  # the first iterate of cg is the Cauchy point
 
     def _by_lissa(self, quadratic: Quadratic, operator: HessianOperator, capped: float) -> _Solved:
-        """-H̃⁻¹g cut to the radius, or the Cauchy point if that promises more."""
+        """Return -H̃⁻¹g cut to the radius, or the Cauchy point if that predicts a larger decrease."""
         solved = lissa(self.objective, self.w, quadratic.gradient, self.settings.solver, damping=self.damping)
         length = _norm(solved.solution)
         p = -solved.solution * (min(1.0, capped / length) if length > 0 else 0.0)
@@ -182,17 +201,24 @@ class _Run:
         simple = cauchy(quadratic, capped, tolerance=0.0, limit=1)
         self.passes += solved.passes + 3 * operator.fraction
         fallback = solved.diverged or not drop >= self.settings.kappa * simple.drop
-        error = self._inverse_error(solved.relative_residual * self.here.norm)
+        error = self._inverse_error(solved.relative_residual * self.current.norm)
         return _Solved(simple if fallback else newton, fallback, 0.0 if fallback else error)
 
     def _inverse_error(self, residual: float) -> float:
-        """‖x - H⁻¹g‖/‖g‖ ≤ ‖Hx - g‖/(μ‖g‖): the part of ‖H̃⁻¹ - H⁻¹‖ that acts on this gradient."""
-        if self.floor is None or not self.floor > 0 or not self.here.norm > 0:
+        """Bound ‖x - H⁻¹g‖/‖g‖ ≤ ‖Hx - g‖/(μ‖g‖), the part of ‖H̃⁻¹ - H⁻¹‖ that acts on this gradient."""
+        if self.floor is None or not self.floor > 0 or not self.current.norm > 0:
             return math.inf
-        return residual / (self.floor * self.here.norm)
+        return residual / (self.floor * self.current.norm)
 
     def _record(
-        self, solved: _Solved, here: Evaluation, capped: float, ratio: float, *, accepted: bool, counted: bool
+        self,
+        solved: _Solved,
+        current: Evaluation,
+        capped: float,
+        ratio: float,
+        *,
+        accepted: bool,
+        counted: bool,
     ) -> PaperStep:
         bound = tr_bounds.gradient_bound(
             first=self.first,
@@ -204,13 +230,13 @@ class _Run:
             radius=capped,
             gradient_bound=bound,
             curvature=self.lipschitz,
-            gradient_error=here.rounding,
+            gradient_error=current.rounding,
             product_error=self.settings.product_error,
             inverse_error=solved.inverse_error,
         )
         return PaperStep(
             index=len(self.steps),
-            gradient_norm=here.norm,
+            gradient_norm=current.norm,
             radius=self.radius,
             capped=capped,
             length=_norm(solved.proposal.step),
@@ -228,7 +254,8 @@ class _Run:
         )
 
     def result(self) -> PaperResult:
-        here = CertifiedGradient(self.here.norm, self.here.rounding)
+        """Return the result of the steps taken so far."""
+        current = CertifiedGradient(self.current.norm, self.current.rounding)
         verdict = self._verdict()
         counted = sum(step.counted for step in self.steps)
         return PaperResult(
@@ -236,9 +263,9 @@ class _Run:
             verdict=verdict,
             w=self.w,
             distance=self._distance(counted) if verdict.holds else math.inf,
-            posterior=posterior_from(self.objective, here),
-            gradient_norm=here.norm,
-            rounding=here.rounding,
+            posterior=posterior_from(self.objective, current),
+            gradient_norm=current.norm,
+            rounding=current.rounding,
             constants=tidy(self._constants(counted)),
             assumed=() if convex(self.objective) else (_ASSUMED_FLOOR,),
             passes=self.passes,
@@ -249,7 +276,7 @@ class _Run:
     def _verdict(self) -> Verdict:
         if self.floor is None or not self.floor > 0:
             return Verdict(Outcome.NO_FLOOR, f"Assumption 2 needs μ > 0, known is {self.floor!r}")
-        if not (math.isfinite(self.first) and math.isfinite(self.here.norm)):
+        if not (math.isfinite(self.first) and math.isfinite(self.current.norm)):
             return Verdict(Outcome.NON_FINITE, "the gradient or the bound on its rounding is not finite")
         return HOLDS
 

@@ -2,16 +2,16 @@
 
     w̃ = w* - (∇²f_R(w*) + dI)⁻¹∇f_R(w*)
 
-With ‖w*‖, ‖ŵ‖ ≤ C, an M-Lipschitz Hessian and G = ‖∇f_R(ŵ)‖ (their Theorem 3.4; G is for training that did
-not converge):
+Let ‖w*‖, ‖ŵ‖ ≤ C, let the Hessian be M-Lipschitz and let G = ‖∇f_R(ŵ)‖ (Theorem 3.4; G allows for training
+that did not converge). Then
 
     (H + dI)(w̃ - ŵ) = (H + dI)(w* - ŵ) - (∇f_R(w*) - ∇f_R(ŵ)) - ∇f_R(ŵ),   so
     ‖w̃ - ŵ‖ ≤ (2C(MC + d) + G)/(d + λ_min).
 
-The step is solved approximately. The publication bounds that by a term that holds with probability 1 - ρ; its
-text was not at hand, so the term is only reported. What enters Δ is the step's own residual, measured with
-all rows: ‖(H + dI)p + g‖/(d + λ_min), which needs no probability. The publication's code sets the noise by
-hand and evaluates no bound.
+The step is solved approximately. The publication bounds the error of the solve by a term that holds with
+probability 1 - ρ. Its text was not available, so that term is only reported. What enters Δ is the residual of
+the step, measured over all rows: ‖(H + dI)p + g‖/(d + λ_min), which needs no probability. The publication's
+code sets the noise by hand and evaluates no bound.
 """
 
 import math
@@ -21,21 +21,21 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from worker.engine.bounds import strongly_convex_distance
-from worker.engine.linear import LinearObjective
-from worker.engine.objective import CertifiedGradient, Objective
-from worker.engine.published.lipschitz import loss_constants, row_facts
-from worker.engine.published.lissa import LissaResult, LissaSettings, lissa
-from worker.engine.published.outcome import (
+from worker.engine.baselines.lipschitz import loss_constants, row_facts
+from worker.engine.baselines.lissa import LissaResult, LissaSettings, lissa
+from worker.engine.baselines.result import (
     HOLDS,
+    BaselineResult,
     Constant,
     Outcome,
-    PublishedResult,
     Verdict,
     convex,
     posterior_from,
     tidy,
 )
+from worker.engine.bounds import strongly_convex_distance
+from worker.engine.linear import LinearObjective
+from worker.engine.objective import CertifiedGradient, Objective
 
 _ASSUMED = (
     "the reference is the minimiser of the objective; the publication trains under the constraint ‖w‖ ≤ C",
@@ -46,7 +46,7 @@ _UNSEEN = "the retrained weights obey ‖w‖ ≤ C; for a loss that is not conv
 
 @dataclass(frozen=True, slots=True)
 class Lipschitz:
-    """Of the gradient (L, λ included) and of the Hessian (M), on the ball of radius C."""
+    """Lipschitz constants of the gradient (L, including λ) and of the Hessian (M) on the ball of radius C."""
 
     gradient: float
     hessian: float
@@ -54,46 +54,46 @@ class Lipschitz:
 
 @dataclass(frozen=True, slots=True)
 class ZhangSettings:
-    """C, d and G of the bound. `lipschitz` is needed where no constants are proven for the loss."""
+    """C, d and G of the bound. `lipschitz` is required if no constants are proven for the loss."""
 
     constraint: float
     damping: float
     residual_gradient: float = 0.0
     row_bound: float = 1.0
     lipschitz: Lipschitz | None = None
-    failure_probability: float = 0.01  # of the quoted LiSSA term
+    failure_probability: float = 0.01  # of the LiSSA term that is only reported
     solver: LissaSettings = field(default_factory=LissaSettings)
 
 
-def unlearn(objective: Objective, start: Tensor, settings: ZhangSettings) -> PublishedResult:
-    """`objective` over the records that stay, `start` (d,) trained with the erased ones."""
+def unlearn(objective: Objective, start: Tensor, settings: ZhangSettings) -> BaselineResult:
+    """Take one damped Newton step on the retained records from `start` (d,), trained with the erased ones."""
     started = time.monotonic()
     first = objective.evaluate(start)
     solved = lissa(objective, start, first.gradient, settings.solver, damping=settings.damping)
     w = start - solved.solution
-    here = objective.certified_gradient(w)
+    final_gradient = objective.certified_gradient(w)
     passes = 2 + solved.passes
     constants = _constants(settings, solved)
-    known, verdict, spent = _lipschitz(objective, start, settings)
+    lipschitz, verdict, spent = _lipschitz(objective, start, settings)
     distance, passes = math.inf, passes + spent
-    if known is not None:
-        lowest = objective.curvature_floor if convex(objective) else -known.gradient
-        verdict = _check(objective, start, w, here, solved, settings, lowest)
+    if lipschitz is not None:
+        lowest = objective.curvature_floor if convex(objective) else -lipschitz.gradient
+        verdict = _check(objective, start, w, final_gradient, solved, settings, lowest)
         unsolved = solved.relative_residual * first.norm + first.rounding
-        constants |= {"L": known.gradient, "M": known.hessian, "lambda_min": lowest}
+        constants |= {"L": lipschitz.gradient, "M": lipschitz.hessian, "lambda_min": lowest}
         constants |= {"unsolved": unsolved, "norm_start": _norm(start), "norm_end": _norm(w)}
         if settings.damping + lowest > 0:
-            constants |= _terms(known, lowest, unsolved, settings, objective.dimension)
+            constants |= _terms(lipschitz, lowest, unsolved, settings, objective.dimension)
         if verdict.holds:
             distance = float(constants["theorem_3_4"] or 0.0) + float(constants["solve_error"] or 0.0)
-    return PublishedResult(
+    return BaselineResult(
         method="zhang2024",
         verdict=verdict,
         w=w,
         distance=distance,
-        posterior=posterior_from(objective, here),
-        gradient_norm=here.norm,
-        rounding=here.rounding,
+        posterior=posterior_from(objective, final_gradient),
+        gradient_norm=final_gradient.norm,
+        rounding=final_gradient.rounding,
         constants=tidy(constants),
         assumed=_ASSUMED if convex(objective) else (*_ASSUMED, _UNSEEN),
         passes=passes,
@@ -104,7 +104,7 @@ def unlearn(objective: Objective, start: Tensor, settings: ZhangSettings) -> Pub
 def worst_case_distance(
     *, constraint: float, damping: float, lowest: float, hessian_lipschitz: float, residual_gradient: float
 ) -> float:
-    """(2C(MC + d) + G)/(d + λ_min), their Theorem 3.4.
+    """Return (2C(MC + d) + G)/(d + λ_min), the bound of Theorem 3.4.
 
     >>> round(worst_case_distance(
     ...     constraint=1.0, damping=1.0, lowest=1.0, hessian_lipschitz=1.0, residual_gradient=2.0), 9)
@@ -128,30 +128,30 @@ def _constants(settings: ZhangSettings, solved: LissaResult) -> dict[str, Consta
 
 
 def _terms(
-    known: Lipschitz, lowest: float, unsolved: float, settings: ZhangSettings, dimension: int
+    lipschitz: Lipschitz, lowest: float, unsolved: float, settings: ZhangSettings, dimension: int
 ) -> dict[str, float]:
     floor = settings.damping + lowest
-    spread = 16 * (known.gradient + settings.damping) / floor
+    spread = 16 * (lipschitz.gradient + settings.damping) / floor
     spread *= math.sqrt(math.log(dimension / settings.failure_probability))
     return {
         "theorem_3_4": worst_case_distance(
             constraint=settings.constraint,
             damping=settings.damping,
             lowest=lowest,
-            hessian_lipschitz=known.hessian,
+            hessian_lipschitz=lipschitz.hessian,
             residual_gradient=settings.residual_gradient,
         ),
         "solve_error": unsolved / floor * (1 + 1e-12),
-        # (16·κ·√ln(d/ρ) + 1/16)·(2LC + G): from memory, not checked against the text; reported, not used
+        # (16·κ·√ln(d/ρ) + 1/16)·(2LC + G), not checked against the publication: reported, never used
         "lissa_term_quoted": (spread + 1 / 16)
-        * (2 * known.gradient * settings.constraint + settings.residual_gradient),
+        * (2 * lipschitz.gradient * settings.constraint + settings.residual_gradient),
     }
 
 
 def _lipschitz(
     objective: Objective, start: Tensor, settings: ZhangSettings
 ) -> tuple[Lipschitz | None, Verdict, float]:
-    """L and M, given or proven from the loss and the rows' bound, and the passes that took."""
+    """Return L and M, given or proven from the loss, with the verdict and the passes spent."""
     if settings.lipschitz is not None:
         return settings.lipschitz, HOLDS, 0.0
     losses = loss_constants(objective)
@@ -162,15 +162,15 @@ def _lipschitz(
         reason = f"{facts.longer} of {objective.total} rows are longer than {settings.row_bound:g}"
         return None, Verdict(Outcome.LONG_ROWS, reason), 1.0
     bound = settings.row_bound
-    known = Lipschitz(losses.curvature * bound**2 + objective.lam, losses.third * bound**3)
-    return known, HOLDS, 1.0
+    lipschitz = Lipschitz(losses.curvature * bound**2 + objective.lam, losses.third * bound**3)
+    return lipschitz, HOLDS, 1.0
 
 
 def _check(
     objective: Objective,
     start: Tensor,
     w: Tensor,
-    here: CertifiedGradient,
+    final_gradient: CertifiedGradient,
     solved: LissaResult,
     settings: ZhangSettings,
     lowest: float,
@@ -181,13 +181,15 @@ def _check(
     if solved.diverged:
         reason = f"at step {solved.diverged_at} of a chain with scale {solved.scale:.3g}"
         return Verdict(Outcome.DIVERGED, reason)
-    if not math.isfinite(here.norm):
+    if not math.isfinite(final_gradient.norm):
         return Verdict(Outcome.NON_FINITE, "the gradient after the step is not finite")
-    # a convex loss lets the retrained weights be located: within B1 of where we are
+    # With a convex loss, the retrained weights lie within B1 of w.
     reach = (
         _norm(w)
         + strongly_convex_distance(
-            gradient_norm=here.norm, rounding=here.rounding, floor=objective.curvature_floor
+            gradient_norm=final_gradient.norm,
+            rounding=final_gradient.rounding,
+            floor=objective.curvature_floor,
         )
         if convex(objective)
         else 0.0

@@ -1,1 +1,1 @@
-"""Smooth networks: specs, an objective by automatic differentiation, and what certifies them."""
+"""Smooth neural networks: specifications, the objective, and what certifies a minimiser (B2)."""

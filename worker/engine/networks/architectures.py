@@ -1,10 +1,13 @@
-"""Networks the service builds itself: smooth activations, no running statistics, no dropout.
+"""Built-in network architectures: no running statistics, no dropout.
 
-A spec is a value that fixes every shape; `build` makes the module. Parameters live outside the module, in
-one flat float64 vector in the order of `shapes`, so the module's own initial values play no part.
+ReLU has a kink. A network with it can only be used linearised (`worker.engine.linearised`).
+
+A spec is a value that fixes every shape, and `build` makes the module. Parameters live outside the module, in
+one flat float64 vector in the order of `shapes`, so the initial values of the module play no part.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -14,13 +17,17 @@ from torch.nn import functional
 
 from worker.engine.validation import EngineInputError
 
-Activation: TypeAlias = Literal["gelu", "silu", "tanh", "softplus"]
+Activation: TypeAlias = Literal["gelu", "silu", "tanh", "softplus", "relu"]
 Image: TypeAlias = tuple[int, int, int]  # channels, height, width
+Stage: TypeAlias = tuple[tuple[str, ...], Callable[[Tensor], Tensor]]  # names of its layers, and the function
 
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """Linear layers with bias, an activation between each two: widths (784, 32, 32, 10)."""
+    """Fully connected network: linear layers with bias and an activation between them.
+
+    Example widths: (784, 32, 32, 10).
+    """
 
     widths: tuple[int, ...]
     activation: Activation = "gelu"
@@ -33,19 +40,21 @@ class Mlp:
 
     @property
     def inputs(self) -> int:
+        """Number of features per row."""
         return self.widths[0]
 
     @property
     def outputs(self) -> int:
+        """Number of logits."""
         return self.widths[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class AllCnn:
-    """3x3 convolutions (out_channels, stride), padding 1, with an activation; 1x1 to the classes; mean.
+    """All-convolutional network (Springenberg et al. 2015) without dropout.
 
-    The all-convolutional net of Springenberg et al. (2015) without its dropout. The 1x1 layer has no
-    activation: its spatial mean is the logits.
+    `channels` lists (out_channels, stride) of the 3x3 convolutions, each with padding 1 and an activation. A
+    1x1 convolution without activation maps to the classes, and its spatial mean gives the logits.
     """
 
     image: Image
@@ -63,18 +72,21 @@ class AllCnn:
 
     @property
     def inputs(self) -> int:
+        """Number of features per row."""
         return math.prod(self.image)
 
     @property
     def outputs(self) -> int:
+        """Number of logits."""
         return self.classes
 
 
 @dataclass(frozen=True, slots=True)
 class ResNet18:
-    """Eight basic blocks with GroupNorm, whose statistics are of one row alone, in place of BatchNorm.
+    """ResNet-18 with GroupNorm, which normalises each row by itself, in place of BatchNorm.
 
-    A 3x3 stem without max-pooling, as is usual for images of 32 pixels; widths base·(1, 2, 4, 8).
+    Eight basic blocks after a 3x3 stem without max-pooling, as is usual for 32-pixel images, with widths
+    base·(1, 2, 4, 8).
     """
 
     image: Image
@@ -92,10 +104,12 @@ class ResNet18:
 
     @property
     def inputs(self) -> int:
+        """Number of features per row."""
         return math.prod(self.image)
 
     @property
     def outputs(self) -> int:
+        """Number of logits."""
         return self.classes
 
 
@@ -103,29 +117,30 @@ Spec: TypeAlias = Mlp | AllCnn | ResNet18
 
 
 def build(spec: Spec) -> nn.Module:
-    """(c, inputs) -> (c, outputs), rows flat."""
+    """Build the module for a spec. It maps flat rows (c, inputs) to logits (c, outputs)."""
     if isinstance(spec, Mlp):
         return MlpModule(spec)
     return AllCnnModule(spec) if isinstance(spec, AllCnn) else ResNet18Module(spec)
 
 
 def shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
-    """Parameter names and shapes, in the flat vector's order."""
+    """Return parameter names and shapes in the order of the flat vector."""
     with torch.device("meta"):
         return shapes_of(build(spec))
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the parameter names and shapes of a module."""
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
 
 
 def dimension(spec: Spec) -> int:
-    """d, the number of parameters."""
+    """Return d, the number of parameters."""
     return sum(math.prod(shape) for shape in shapes(spec).values())
 
 
 def initial_point(spec: Spec, seed: int) -> Tensor:
-    """(d,) float64: torch's usual random initialisation, for fitting an anchor on public rows."""
+    """Return torch's usual random initialisation, the start of an anchor fit. -> (d,) float64"""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = build(spec)
@@ -133,21 +148,28 @@ def initial_point(spec: Spec, seed: int) -> Tensor:
 
 
 class SmoothSoftplus(nn.Module):
-    """log(1 + exp x) everywhere; torch's own switches to the identity above a threshold, with a jump."""
+    """The function log(1 + exp x).
+
+    torch's own softplus switches to the identity above a threshold, with a jump.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return log(1 + exp x) elementwise."""
         return -functional.logsigmoid(-x)
 
 
 class MlpModule(nn.Module):
+    """Module of an `Mlp` spec."""
+
     def __init__(self, spec: Mlp) -> None:
         super().__init__()
         self.spec = spec
         pairs = zip(spec.widths[:-1], spec.widths[1:], strict=True)
         self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairs)
-        self.activation = smooth(spec.activation)
+        self.activation = activation_module(spec.activation)
 
-    def forward(self, x: Tensor) -> Tensor:  # (c, inputs) -> (c, outputs)
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits. (c, inputs) -> (c, outputs)"""
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))
         logits: Tensor = self.layers[-1](x)
@@ -155,6 +177,8 @@ class MlpModule(nn.Module):
 
 
 class AllCnnModule(nn.Module):
+    """Module of an `AllCnn` spec."""
+
     def __init__(self, spec: AllCnn) -> None:
         super().__init__()
         self.spec = spec
@@ -165,9 +189,10 @@ class AllCnnModule(nn.Module):
             self.layers.append(nn.Conv2d(before, after, 3, stride=stride, padding=1))
             before = after
         self.head = nn.Conv2d(before, spec.classes, 1)
-        self.activation = smooth(spec.activation)
+        self.activation = activation_module(spec.activation)
 
-    def forward(self, x: Tensor) -> Tensor:  # (c, inputs) -> (c, classes)
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits. (c, inputs) -> (c, classes)"""
         x = x.reshape(-1, *self.image)
         for layer in self.layers:
             x = self.activation(layer(x))
@@ -195,10 +220,12 @@ class _Block(nn.Module):
 
 
 class ResNet18Module(nn.Module):
+    """Module of a `ResNet18` spec."""
+
     def __init__(self, spec: ResNet18) -> None:
         super().__init__()
         self.image = spec.image
-        self.activation = smooth(spec.activation)
+        self.activation = activation_module(spec.activation)
         width = spec.base_width
         self.stem = nn.Conv2d(spec.image[0], width, 3, padding=1, bias=False)
         self.stem_norm = nn.GroupNorm(spec.groups, width)
@@ -211,16 +238,30 @@ class ResNet18Module(nn.Module):
                 before = after
         self.head = nn.Linear(before, spec.classes)
 
-    def forward(self, x: Tensor) -> Tensor:  # (c, inputs) -> (c, classes)
-        x = self.activation(self.stem_norm(self.stem(x.reshape(-1, *self.image))))
-        for block in self.blocks:
-            x = block(x)
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits. (c, inputs) -> (c, classes)"""
+        for _, run in self.stages():
+            x = run(x)
+        return x
+
+    def stages(self) -> list[Stage]:
+        """Return the parts of the network in the order in which a row passes through them."""
+        blocks: list[Stage] = [((f"blocks.{i}",), block) for i, block in enumerate(self.blocks)]
+        return [(("stem", "stem_norm"), self._enter), *blocks, (("head",), self._leave)]
+
+    def _enter(self, x: Tensor) -> Tensor:
+        out: Tensor = self.activation(self.stem_norm(self.stem(x.reshape(-1, *self.image))))
+        return out
+
+    def _leave(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(x.mean((2, 3)))
         return logits
 
 
-def smooth(activation: Activation) -> nn.Module:
-    """The activation as a module; GELU in its exact erf form."""
+def activation_module(activation: Activation) -> nn.Module:
+    """Return the activation as a module. GELU is the exact erf form."""
+    if activation == "relu":
+        return nn.ReLU()
     if activation == "gelu":
         return nn.GELU(approximate="none")
     if activation == "softplus":
@@ -231,9 +272,7 @@ def smooth(activation: Activation) -> nn.Module:
 def _check_activation(activation: str) -> None:
     known = get_args(Activation)
     if activation not in known:
-        raise EngineInputError(
-            f"the activation must be smooth, one of {', '.join(known)}; got {activation!r}"
-        )
+        raise EngineInputError(f"the activation must be one of {', '.join(known)}; got {activation!r}")
 
 
 def _check_image(image: Image) -> None:

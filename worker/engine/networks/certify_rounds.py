@@ -1,7 +1,9 @@
-"""B2 by rounds: where the gradient is too large for the curvature there, go nearer; then measure and certify.
+"""Certification of a network by B2 in rounds of solving and measuring.
 
-How near is near enough is first read off a sample of the rows. Where the measurement over all of them asks
-for more, it is repeated; each is an event of its own with its own share of p: a half, a quarter, an eighth.
+If the gradient is too large for the curvature at a point, the solver continues to a smaller one before the
+measurement. A sample of the rows first estimates how small it must be. If the measurement over all rows then
+asks for more, the round is repeated. Each round is an event of its own and spends its own share of p: a half,
+a quarter, an eighth.
 """
 
 import math
@@ -14,30 +16,33 @@ from torch import Tensor
 from worker.engine import noise
 from worker.engine.networks.architectures import AllCnn, Mlp
 from worker.engine.networks.curvature import Probe, probe
-from worker.engine.networks.kantorovich import Kantorovich, Verdict, certify, guessed_lipschitz
+from worker.engine.networks.kantorovich import KantorovichResult, Verdict, certify, estimate_lipschitz
 from worker.engine.networks.lanczos import Gaussian
 from worker.engine.networks.objective import Network, NetworkObjective
-from worker.engine.objective import CertifiedGradient
+from worker.engine.objective import CertifiedGradient, Evaluation
 from worker.engine.trust_region import Outcome, Solution, SolverSettings, minimise
 
-_ROUNDS = 3
-_WANTED_H, _LARGEST_H = 0.1, 0.4
-_SHORT = (Verdict.TOO_FAR, Verdict.TOO_STEEP)  # what a smaller gradient mends
-ENOUGH = (Verdict.CERTIFIED, Verdict.ESTIMATED)
+_MOST_ROUNDS = 3
+_TARGET_H, _LARGEST_H = 0.1, 0.4
+_NEEDS_SMALLER_GRADIENT = (Verdict.TOO_FAR, Verdict.TOO_STEEP)  # verdicts that a smaller gradient can fix
+ACCEPTED = (Verdict.CERTIFIED, Verdict.ESTIMATED)
 
 
 @dataclass(frozen=True, slots=True)
-class Neared:
-    """The solves made on the way; `found` is of `w`, unless the last of them did not get where it should."""
+class RoundsResult:
+    """The point where certification ended, B2 there, and the solves on the way.
+
+    `kantorovich` belongs to `w`, unless the last solve did not reach its target.
+    """
 
     w: Tensor  # (d,)
-    found: Kantorovich
+    kantorovich: KantorovichResult
     solves: tuple[Solution, ...]
-    passes: float  # of measuring, over all rounds
+    passes: float  # spent on measurements, over all rounds
     seconds: float
 
 
-def certify_nearer(
+def certify_in_rounds(
     objective: NetworkObjective,
     network: Network,
     w: Tensor,
@@ -45,97 +50,114 @@ def certify_nearer(
     target: float,
     failure_probability: float,
     settings: SolverSettings,
-    gradient: CertifiedGradient | None = None,
+    known: Evaluation | None = None,
     budget_products: int = 2000,
     heuristic: bool = False,
     gaussian: Gaussian = noise.draw,
     cancelled: Callable[[], bool] | None = None,
-) -> Neared:
-    """Certify at `w` (d,), or at a point nearer the minimiser; spends less than `failure_probability`.
+) -> RoundsResult:
+    """Certify B2 at `w` (d,) or at a point closer to the minimiser.
 
-    `gradient` is that of a pass over all rows at `w` with a bound on its rounding, if one was made.
+    Spends less than `failure_probability` in all. `known` is the evaluation at `w`, from the last float64
+    pass of the solve. With `heuristic`, an estimate is accepted if the network has no
+    analytic bound.
     """
-    path = _Path(objective, w, gradient, target, settings, cancelled)
-    seen = path.look(network, gaussian) if isinstance(network, Mlp | AllCnn) else None
-    for rounds in range(1, _ROUNDS + 1):
-        found = certify(
+    progress = _Progress(objective, w, _bounded(known), target, settings, cancelled)
+    spectra = progress.probe_sample(network, gaussian) if isinstance(network, Mlp | AllCnn) else None
+    for rounds in range(1, _MOST_ROUNDS + 1):
+        result = certify(
             objective,
             network,
-            path.w,
+            progress.w,
             target=target,
             failure_probability=failure_probability / 2**rounds,
             budget_products=budget_products,
-            gradient=path.gradient,
-            probed=seen,
+            gradient=progress.gradient,
+            probed=spectra,
+            guessed=progress.lipschitz if rounds == 1 else None,  # later rounds are further away
             heuristic=heuristic,
             gaussian=gaussian,
             cancelled=cancelled,
         )
-        path.passes, path.seconds = path.passes + found.passes, path.seconds + found.seconds
-        if found.verdict not in _SHORT or rounds == _ROUNDS:
+        progress.passes, progress.seconds = progress.passes + result.passes, progress.seconds + result.seconds
+        if result.verdict not in _NEEDS_SMALLER_GRADIENT or rounds == _MOST_ROUNDS:
             break
-        if not path.nearer(floor=found.working_floor, lipschitz=found.lipschitz):
+        if not progress.solve_further(floor=result.working_floor, lipschitz=result.lipschitz):
             break
-    return Neared(path.w, found, tuple(path.solves), path.passes, path.seconds)
+    return RoundsResult(progress.w, result, tuple(progress.solves), progress.passes, progress.seconds)
 
 
 @dataclass(slots=True)
-class _Path:
-    """Where we are, what is known of the gradient there, and what it took."""
+class _Progress:
+    """The current point, its gradient if known, and the cost so far."""
 
     objective: NetworkObjective
     w: Tensor
-    gradient: CertifiedGradient | None
+    known: Evaluation | None
     target: float
     settings: SolverSettings
     cancelled: Callable[[], bool] | None
+    lipschitz: float | None = None  # M, estimated on a sample
     solves: list[Solution] = field(default_factory=list)
     passes: float = 0.0
     seconds: float = 0.0
 
-    def look(self, network: Mlp | AllCnn, gaussian: Gaussian) -> Probe:
-        """Curvature and M on a sample; goes nearer at once if they say that B2 would not hold here."""
+    def probe_sample(self, network: Mlp | AllCnn, gaussian: Gaussian) -> Probe:
+        """Estimate curvature and M on a sample, and solve further at once if B2 would fail at this point."""
         began = time.monotonic()
-        seen, guess = probe(self.objective, network, self.w, gaussian=gaussian), 0.0
-        self.passes += seen.passes
-        if seen.floor > 0:
-            bound = guessed_lipschitz(self.objective, network, self.w)
+        spectra, guess = probe(self.objective, network, self.w, gaussian=gaussian), 0.0
+        self.passes += spectra.passes
+        if spectra.floor > 0:
+            bound = estimate_lipschitz(self.objective, network, self.w)
             self.passes, guess = self.passes + bound.passes, bound.value
+            self.lipschitz = guess
         self.seconds += time.monotonic() - began
-        if 0 < guess < math.inf and self._norm() > 2 * seen.floor * self._within(seen.floor, guess):
-            self.nearer(floor=seen.floor, lipschitz=guess)
-        return seen
+        if 0 < guess < math.inf and self._gradient_norm() > 2 * spectra.floor * self._target_distance(
+            spectra.floor, guess
+        ):
+            self.solve_further(floor=spectra.floor, lipschitz=guess)
+        return spectra
 
-    def nearer(self, *, floor: float, lipschitz: float) -> bool:
-        """Solve on; False when the solve did not get where it should."""
+    def solve_further(self, *, floor: float, lipschitz: float) -> bool:
+        """Continue the solve to a smaller gradient. Returns False if the solve did not reach it."""
         solution = minimise(
             self.objective,
             self.w,
-            target=self._within(floor, lipschitz),
+            target=self._target_distance(floor, lipschitz),
             settings=self.settings,
             cancelled=self.cancelled,
             working_floor=floor,
+            known=self.known,
         )
         self.solves.append(solution)
         self.w = solution.w
-        self.gradient = None
-        if math.isfinite(solution.rounding):  # one that was interrupted may have ended in single precision
-            self.gradient = CertifiedGradient(norm=solution.gradient_norm, rounding=solution.rounding)
+        self.known = _bounded(solution.evaluation)
         return solution.outcome is Outcome.REACHED
 
-    def _within(self, floor: float, lipschitz: float) -> float:
-        """A distance at which Δ ≤ Δ* and h < 1/2 hold with room.
+    def _target_distance(self, floor: float, lipschitz: float) -> float:
+        """Return a distance at which Δ ≤ Δ* and h < 1/2 hold with room to spare.
 
-        The smaller h, the less curvature has to be proven, √(2h) of what there is, and Lanczos is what costs
-        most: so h is taken well below 1/2, as far as the gradient's rounding lets it.
+        Only √(2h) of the available curvature has to be proven, and Lanczos is the largest cost. So h is set
+        well below 1/2, as far as the rounding of the gradient permits.
         """
-        rounding = self.gradient.rounding if self.gradient else 0.0
-        h = min(_LARGEST_H, max(_WANTED_H, 4 * rounding * lipschitz / floor**2))
+        rounding = self.known.rounding if self.known else 0.0
+        h = min(_LARGEST_H, max(_TARGET_H, 4 * rounding * lipschitz / floor**2))
         return min(0.9 * self.target, h * floor / lipschitz)
 
-    def _norm(self) -> float:
-        if self.gradient is None:
+    def _gradient_norm(self) -> float:
+        if self.known is None:
             self.passes += 1
-            there = self.objective.evaluate(self.w)
-            self.gradient = CertifiedGradient(norm=there.norm, rounding=there.rounding)
-        return self.gradient.norm
+            self.known = self.objective.evaluate(self.w)
+        return self.known.norm
+
+    @property
+    def gradient(self) -> CertifiedGradient | None:
+        """The gradient at the current point, if it is known."""
+        if self.known is None:
+            return None
+        return CertifiedGradient(norm=self.known.norm, rounding=self.known.rounding)
+
+
+def _bounded(evaluation: Evaluation | None) -> Evaluation | None:
+    """Return the evaluation, unless its rounding error is not bounded, as after an interrupted solve."""
+    return evaluation if evaluation is not None and math.isfinite(evaluation.rounding) else None

@@ -1,8 +1,8 @@
-"""An AllCNN's curvature at a fixed point and chunk: everything that does not depend on v is kept.
+"""Hessian products of an AllCNN at a fixed point and chunk, with everything independent of v precomputed.
 
-`dense`'s products with a layer's input replaced by its 3x3 patches, and the way back by their transpose.
-Channels come first, so that each layer is one matrix product over all rows and positions of a chunk; the last
-layer and the mean after it are taken in the other order, which leaves a dense layer on the mean.
+The formulas are those of `dense`, with a layer's input replaced by its 3x3 patches and the way back by their
+transpose. Channels come first, so that each layer is one matrix product over all rows and positions of a
+chunk. The last layer and the mean after it are swapped, which leaves a dense layer on the mean.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,11 @@ from torch.nn import functional
 
 from worker.engine.networks import layers
 from worker.engine.networks.architectures import AllCnn
-from worker.engine.networks.dense import second
 from worker.engine.networks.losses import Loss
 
 
-class _Kept(NamedTuple):
-    """A 3x3 layer: n is rows times positions of its output."""
+class _LayerState(NamedTuple):
+    """State of a 3x3 layer. n is the number of rows times the positions of its output."""
 
     weight: Tensor  # (out, 9·in)
     stride: int
@@ -32,44 +31,44 @@ class _Kept(NamedTuple):
 
 
 class ConvolutionalCurvature:
-    """H·v and S·v summed over a chunk, without λ."""
+    """H·v and S·v summed over a chunk, without the λ term."""
 
     def __init__(
         self, spec: AllCnn, loss: Loss, parts: Mapping[str, Tensor], x: Tensor, y: Tensor, weights: Tensor
     ) -> None:
-        self._loss, self._weights = loss, weights[:, None]  # how much each row counts
+        self._loss, self._weights = loss, weights[:, None]  # weight of each row
         self._head = parts["head.weight"].flatten(1)
         a = x.reshape(-1, *spec.image).transpose(0, 1)
-        seen: list[tuple[tuple[int, ...], tuple[int, ...], Tensor, Tensor]] = []
+        forward: list[tuple[tuple[int, ...], tuple[int, ...], Tensor, Tensor]] = []
         for i, (_, stride) in enumerate(spec.channels):
-            patches, image = _patches(a, stride)
+            patches, image = patches_of(a, stride)
             weight = parts[f"layers.{i}.weight"].flatten(1)
             z = torch.addmm(parts[f"layers.{i}.bias"][:, None], weight, patches)
             image = (len(z), *image)
-            seen.append((tuple(a.shape), image, patches, z))
+            forward.append((tuple(a.shape), image, patches, z))
             a = layers.value(spec.activation, z).view(image)
         self._mean = a.mean((2, 3))  # (channels, rows)
         self._z = torch.addmm(parts["head.bias"], self._mean.T, self._head.T)
         self._q = loss.residual(self._z, y).q * self._weights
-        self._layers: list[_Kept] = []
-        back = _unpooled(self._head.T @ self._q.T, a)
-        for i in range(len(seen) - 1, -1, -1):
-            source, image, patches, z = seen.pop()
+        self._layers: list[_LayerState] = []
+        back = unpooled(self._head.T @ self._q.T, a)
+        for i in range(len(forward) - 1, -1, -1):
+            source, image, patches, z = forward.pop()
             weight, stride = parts[f"layers.{i}.weight"].flatten(1), spec.channels[i][1]
-            slope, bend = layers.slope(spec.activation, z), back * second(spec.activation, z)
+            slope, bend = layers.slope(spec.activation, z), back * layers.bend(spec.activation, z)
             delta = back * slope
-            self._layers.insert(0, _Kept(weight, stride, source, image, patches, slope, delta, bend))
+            self._layers.insert(0, _LayerState(weight, stride, source, image, patches, slope, delta, bend))
             if i > 0:
-                back = _gathered(weight.T @ delta, source, stride)
+                back = add_patches(weight.T @ delta, source, stride)
 
     def product(self, parts: Mapping[str, Tensor], *, remainder: bool = False) -> Tensor:
-        """The direction by name -> (d,)."""
+        """Return H·v, or S·v if `remainder`, for a direction given by parameter name. -> (d,)"""
         leads, tangents, mean = self._forwards(parts)
         head = parts["head.weight"].flatten(1)
         top = torch.addmm(parts["head.bias"], self._mean.T, head.T).addmm_(mean.T, self._head.T)
         q = torch.zeros_like(top) if remainder else self._loss.curve(self._z, top) * self._weights
         pieces = [(q.T @ self._mean.T).addmm_(self._q.T, mean.T).reshape(-1), q.sum(0)]
-        back = _unpooled(
+        back = unpooled(
             (self._head.T @ q.T).addmm_(head.T, self._q.T), tangents[-1].view(self._layers[-1].image)
         )
         for i in range(len(self._layers) - 1, -1, -1):
@@ -80,19 +79,19 @@ class ConvolutionalCurvature:
                 weight.addmm_(layer.delta, lead.T)
                 along = parts[f"layers.{i}.weight"].flatten(1)
                 columns = (layer.weight.T @ delta).addmm_(along.T, layer.delta)
-                back = _gathered(columns, layer.source, layer.stride)
+                back = add_patches(columns, layer.source, layer.stride)
             pieces[:0] = (weight.reshape(-1), delta.sum(1))
         return torch.cat(pieces)
 
     def _forwards(self, parts: Mapping[str, Tensor]) -> tuple[list[Tensor | None], list[Tensor], Tensor]:
-        """P(A') of each layer's input - none of the first's -, Z' of each, and the mean of the last A'."""
+        """Return P(A') of each layer's input (None for the first), each Z', and the mean of the last A'."""
         leads: list[Tensor | None] = []
         tangents: list[Tensor] = []
         a: Tensor | None = None
         for i, layer in enumerate(self._layers):
             along = parts[f"layers.{i}.weight"].flatten(1)
             z = torch.addmm(parts[f"layers.{i}.bias"][:, None], along, layer.patches)
-            lead = None if a is None else _patches(a, layer.stride)[0]
+            lead = None if a is None else patches_of(a, layer.stride)[0]
             z = z if lead is None else z.addmm_(layer.weight, lead)
             leads.append(lead)
             tangents.append(z)
@@ -101,16 +100,19 @@ class ConvolutionalCurvature:
         return leads, tangents, a.mean((2, 3))
 
 
-def _patches(a: Tensor, stride: int) -> tuple[Tensor, tuple[int, ...]]:
-    """(channels, rows, h, w) -> 3x3 patches (9·channels, n), zeros around; and the output's rows and size."""
+def patches_of(a: Tensor, stride: int) -> tuple[Tensor, tuple[int, ...]]:
+    """Cut 3x3 patches with zero padding.
+
+    (channels, rows, h, w) -> (9·channels, n), and the rows and size of the output.
+    """
     rows, height, width = a.shape[1], -(-a.shape[2] // stride), -(-a.shape[3] // stride)
     padded = functional.pad(a, (1, 1, 1, 1))
     taps = [padded[window] for window in _windows(height, width, stride)]
     return torch.stack(taps, 1).view(9 * len(a), -1), (rows, height, width)
 
 
-def _gathered(columns: Tensor, source: tuple[int, ...], stride: int) -> Tensor:
-    """The transpose of `_patches`: (9·channels, n) -> (channels, rows·h·w)."""
+def add_patches(columns: Tensor, source: tuple[int, ...], stride: int) -> Tensor:
+    """Add patches back into an image, the transpose of `patches_of`. -> (channels, rows·h·w)"""
     channels, rows, *size = source
     height, width = (-(-side // stride) for side in size)
     taps = columns.view(channels, 9, rows, height, width)
@@ -121,14 +123,14 @@ def _gathered(columns: Tensor, source: tuple[int, ...], stride: int) -> Tensor:
 
 
 def _windows(height: int, width: int, stride: int) -> list[tuple[slice, ...]]:
-    """What each of the nine taps sees of a padded image."""
+    """Return the slices of a padded image that each of the nine taps reads."""
     every = slice(None)
     down = [slice(row, row + stride * (height - 1) + 1, stride) for row in range(3)]
     across = [slice(column, column + stride * (width - 1) + 1, stride) for column in range(3)]
     return [(every, every, vertical, level) for vertical in down for level in across]
 
 
-def _unpooled(mean: Tensor, like: Tensor) -> Tensor:
-    """The transpose of the mean over positions: (channels, rows) -> (channels, rows·positions)."""
+def unpooled(mean: Tensor, like: Tensor) -> Tensor:
+    """Apply the transpose of the mean over positions. (channels, rows) -> (channels, rows·positions)"""
     positions = like[0, 0].numel()
     return (mean / positions)[:, :, None].expand(-1, -1, positions).reshape(len(mean), -1)

@@ -1,14 +1,14 @@
-"""An MLP's curvature at a fixed point and chunk: everything that does not depend on v is kept.
+"""Hessian products of an MLP at a fixed point and chunk, with everything independent of v precomputed.
 
-With tangents dotted, Z' = A·Vᵀ + c + A'·Wᵀ and A' = φ'(Z)∘Z' forwards; backwards, with q' = (∂²ℓ/∂z²)·Z'_L,
+Primes denote tangents along v. Forwards, Z' = A·Vᵀ + c + A'·Wᵀ and A' = φ'(Z)∘Z'. Backwards, with q' =
+(∂²ℓ/∂z²)·Z'_L,
 
     ∂W' = δ'ᵀ·A + δᵀ·A',    δ'_below = (δ'·W + δ·V)∘φ'(Z) + (δ·W)∘φ''(Z)∘Z'
 
-(Pearlmutter 1994). The same products as automatic differentiation gives, at about a third of its price.
+(Pearlmutter 1994). These are the products that automatic differentiation gives, at about a third of the cost.
 Setting q' = 0 leaves S, the part of H that Gauss–Newton drops.
 """
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,25 +16,27 @@ import torch
 from torch import Tensor
 
 from worker.engine.networks import layers
-from worker.engine.networks.architectures import Activation, Mlp
+from worker.engine.networks.architectures import Mlp
 from worker.engine.networks.losses import Loss
 
 
-class _Kept(NamedTuple):
+class _LayerState(NamedTuple):
+    """Activations and backpropagated quantities of one layer at w."""
+
     weight: Tensor  # (out, in)
     a: Tensor  # (c, in)
     delta: Tensor  # (c, out)
-    slope: Tensor | None  # (c, in): φ'(Z) of the layer below; none under the first
+    slope: Tensor | None  # (c, in): φ'(Z) of the layer below; None for the first
     bend: Tensor | None  # (c, in): (δ·W)∘φ''(Z) of the layer below
 
 
 class DenseCurvature:
-    """H·v and S·v summed over a chunk, without λ."""
+    """H·v and S·v summed over a chunk, without the λ term."""
 
     def __init__(
         self, spec: Mlp, loss: Loss, parts: Mapping[str, Tensor], x: Tensor, y: Tensor, weights: Tensor
     ) -> None:
-        self._loss, self._weights = loss, weights[:, None]  # how much each row counts
+        self._loss, self._weights = loss, weights[:, None]  # weight of each row
         count = len(spec.widths) - 1
         matrices = [parts[f"layers.{i}.weight"] for i in range(count)]
         inputs, logits = [x], []
@@ -44,16 +46,16 @@ class DenseCurvature:
                 inputs.append(layers.value(spec.activation, logits[-1]))
         self._z = logits[-1]
         delta = loss.residual(self._z, y).q * self._weights
-        self._layers: list[_Kept] = []
+        self._layers: list[_LayerState] = []
         for i in range(count - 1, 0, -1):
             slope, back = layers.slope(spec.activation, logits[i - 1]), delta @ matrices[i]
-            bend = back * second(spec.activation, logits[i - 1])
-            self._layers.append(_Kept(matrices[i], inputs[i], delta, slope, bend))
+            bend = back * layers.bend(spec.activation, logits[i - 1])
+            self._layers.append(_LayerState(matrices[i], inputs[i], delta, slope, bend))
             delta = back * slope
-        self._layers.append(_Kept(matrices[0], x, delta, None, None))
+        self._layers.append(_LayerState(matrices[0], x, delta, None, None))
 
     def product(self, parts: Mapping[str, Tensor], *, remainder: bool = False) -> Tensor:
-        """The direction by name -> (d,)."""
+        """Return H·v, or S·v if `remainder`, for a direction given by parameter name. -> (d,)"""
         kept = self._layers[::-1]
         tangents: list[tuple[Tensor | None, Tensor]] = []  # A' and Z' of each layer
         lead: Tensor | None = None
@@ -75,15 +77,3 @@ class DenseCurvature:
                 back = delta @ layer.weight + layer.delta @ parts[f"layers.{i}.weight"]
                 delta = back * layer.slope + layer.bend * tangents[i - 1][1]
         return torch.cat(pieces)
-
-
-def second(activation: Activation, z: Tensor) -> Tensor:
-    """φ''(z)."""
-    if activation == "gelu":
-        return (2 - z.square()) * torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
-    if activation == "tanh":
-        t = torch.tanh(z)
-        return -2 * t * (1 - t.square())
-    s = torch.sigmoid(z)
-    bend = s * (1 - s)
-    return bend if activation == "softplus" else bend * (2 + z * (1 - 2 * s))

@@ -1,20 +1,21 @@
-"""One explicit forward and backward pass of an MLP or AllCNN, and how far rounding can have moved it.
+"""Explicit forward and backward pass of an MLP or AllCNN, with a bound on its rounding error.
 
-Every layer is Z = W·P + b with P the layer's input, or its 3x3 patches as columns; written out, not left to
-automatic differentiation, because only then is it known which sums were formed. Norms below are 2-norms over
-one row (one image), so each quantity is a vector over the chunk's rows. With Â computed and A exact:
+Every layer is Z = W·P + b, where P is the layer's input or its 3x3 patches as columns. The pass is written
+out rather than left to automatic differentiation, because only then is it known which sums are formed. Norms
+below are 2-norms over one row (one image), so each quantity is a vector over the rows of the chunk. With Â
+computed and A exact:
 
     ‖Ẑ - Z‖   ≤ ‖W‖₂·‖P̂ - P‖ + γ_s·(‖W‖_F·‖P̂‖ + ‖b‖·√positions)              γ_s: see `chain`
     ‖Â - A‖   ≤ max|φ'|·‖Ẑ - Z‖ + c·u·(‖Ẑ‖ + √size)
     ‖δ̂_P-δ_P‖ ≤ ‖W‖₂·‖δ̂_Z - δ_Z‖ + γ_s·‖W‖_F·‖δ̂_Z‖                            backwards
     ‖δ̂_Z-δ_Z‖ ≤ max|φ'|·‖δ̂_A - δ_A‖ + ‖δ_A‖·(max|φ''|·‖Ẑ - Z‖ + c·u·(1 + ‖Ẑ‖_∞)) + u·‖δ̂_Z‖
-    ‖∂̂W - ∂W‖ ≤ ‖δ̂_Z - δ_Z‖·‖(P̂, 1)‖ + ‖δ_Z‖·‖P̂ - P‖                          one row's share
+    ‖∂̂W - ∂W‖ ≤ ‖δ̂_Z - δ_Z‖·‖(P̂, 1)‖ + ‖δ_Z‖·‖P̂ - P‖                          contribution of one row
 
-and the residual's error from `losses.residual_error`. Assumed: erf, exp, tanh and log1p are within EXP_ULPS
-ulp, so that φ and φ' are within c·u·(1 + |z|) with c = 16 + 8·EXP_ULPS (x³·exp(-x²/2) and its like stay below
-1.2, whence the argument's own rounding is in c too); the largest singular value comes from a backward stable
-decomposition. Sums may be formed in any order, with or without fused multiply-add. What the bounds' own
-evaluation rounds is covered where `gradient_rounding` inflates them.
+The error of the residual comes from `losses.residual_error`. Assumptions: erf, exp, tanh and log1p are within
+EXP_ULPS ulp, so that φ and φ' are within c·u·(1 + |z|) with c = 16 + 8·EXP_ULPS. (x³·exp(-x²/2) and similar
+terms stay below 1.2, so c also covers the rounding of the argument.) The largest singular value comes from a
+backward stable decomposition. Sums may be formed in any order, with or without fused multiply-add. The
+inflation in `gradient_rounding` covers the rounding of these bounds themselves.
 """
 
 import math
@@ -33,24 +34,30 @@ from worker.engine.rounding import TINY, UNIT
 
 @dataclass(frozen=True, slots=True)
 class PassSums:
-    """Over a chunk's rows: `evaluation` is Σ‖error of a row's gradient‖, `mass` ≥ Σ‖row's gradient‖."""
+    """Sums over the rows of a chunk.
+
+    `evaluation` is Σ‖error of a row's gradient‖ and `mass` ≥ Σ‖row's gradient‖.
+    """
 
     loss: float
     gradient: Tensor  # (d,)
     evaluation: float
     mass: float
-    scores: Tensor | None = None  # (c,): about how much each row adds to the Hessian
+    scores: Tensor | None = None  # (c,): estimate of how much each row adds to the Hessian
 
 
-class Layered:
-    """The pass for one spec. With float32 parameters the bounds are meaningless, but cost little."""
+class ExplicitPass:
+    """The pass for one spec. With float32 parameters the error bounds are meaningless, but cost little."""
 
     def __init__(self, spec: Mlp | AllCnn, loss: Loss) -> None:
         self.spec, self.loss = spec, loss
 
     @property
     def positions(self) -> int:
-        """Most columns a row has in any layer: each is an addition in the gradient's sum."""
+        """Largest number of columns a row has in any layer.
+
+        Each is an addition in the sum of the gradient.
+        """
         if isinstance(self.spec, Mlp):
             return 1
         _, height, width = self.spec.image
@@ -59,7 +66,7 @@ class Layered:
 
     @property
     def row_bytes(self) -> int:
-        """Peak float64 memory for one row, roughly: patches, logits and slopes of every layer."""
+        """Approximate peak float64 memory for one row: patches, logits and slopes of every layer."""
         if isinstance(self.spec, Mlp):
             return 8 * (self.spec.widths[0] + 4 * sum(self.spec.widths[1:]))
         channels, height, width = self.spec.image
@@ -71,7 +78,7 @@ class Layered:
         return 8 * size
 
     def sums(self, stack: list[Layer], x: Tensor, y: Tensor) -> PassSums:
-        """`stack`, x (c, inputs) and y (c,) -> loss, gradient and bounds, summed over the chunk."""
+        """Return loss, gradient and error bounds summed over a chunk, x (c, inputs) and y (c,)."""
         traces: list[Trace] = []
         a = x if isinstance(self.spec, Mlp) else x.reshape(-1, *self.spec.image)
         error = x.new_zeros(len(x))
@@ -104,16 +111,17 @@ class Layered:
         return PassSums(float(residual.loss), flat, float(evaluation.sum()), float(mass.sum()), scores)
 
     def _through(self, below: Trace, delta: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-        """δ_A to δ_Z = δ_A ∘ φ'(Z)."""
+        """Return δ_Z = δ_A ∘ φ'(Z) and the bound on its error."""
         activation = self.spec.activation
         lowered = delta * layers.slope(activation, below.z)
         highest = below.z.flatten(1).abs().amax(1)
         bend = layers.LARGEST_BEND[activation] * below.z_error
-        off = bend + layers.ACTIVATION_UNITS * UNIT * (1 + highest)
-        error = layers.LARGEST_SLOPE[activation] * error + (norms(delta) + error) * off
+        slope_error = bend + layers.ACTIVATION_UNITS * UNIT * (1 + highest)
+        error = layers.LARGEST_SLOPE[activation] * error + (norms(delta) + error) * slope_error
         return lowered, error + UNIT * norms(lowered)
 
     def _activate(self, trace: Trace) -> tuple[Tensor, Tensor]:
+        """Return A = φ(Z) and the bound on its error."""
         activation = self.spec.activation
         size = math.sqrt(trace.z[0].numel())
         rounding = layers.ACTIVATION_UNITS * UNIT * (norms(trace.z) + size) + TINY * size
@@ -123,7 +131,7 @@ class Layered:
         return a, layers.LARGEST_SLOPE[activation] * trace.z_error + rounding
 
     def stack(self, parts: Mapping[str, Tensor]) -> list[Layer]:
-        """The layers at given parameters, once for all chunks of a pass."""
+        """Return the layers at the given parameters, to be used for all chunks of a pass."""
         if isinstance(self.spec, Mlp):
             return [layers.layer_of(parts, f"layers.{i}") for i in range(len(self.spec.widths) - 1)]
         strides = [stride for _, stride in self.spec.channels]

@@ -1,7 +1,7 @@
-"""Why a plug-in module cannot be unlearned, in words its author can act on.
+"""Checks that a plug-in module can be unlearned, with reasons its author can act on.
 
 The objective must be one smooth function of the parameters and of each row alone. Statistics gathered while
-running, randomness, and kinks each break that, and with it everything a certificate says.
+running, randomness and kinks each violate that, and with it every statement of a certificate.
 """
 
 import copy
@@ -48,13 +48,14 @@ _KINKED_OPERATIONS = {
     "max", "min", "sign", "round", "floor", "ceil",
 }
 # fmt: on
-_LEAST_SOFTPLUS_THRESHOLD = 40.0  # beyond it the jump to the identity is below float64's rounding
+_LEAST_SOFTPLUS_THRESHOLD = 40.0  # above it the jump to the identity is below float64 rounding
 
 
 def inspect_module(module: nn.Module, *, width: int, outputs: int | None = None) -> list[str]:
-    """Reasons for refusing `module`, none if it can be taken: (c, width) -> (c, outputs).
+    """Return the reasons for refusing `module`, or an empty list if it maps (c, width) to (c, outputs).
 
-    `outputs` None asks for two dimensions only. The module is copied before it is run, never changed.
+    With `outputs` None, any number of outputs is accepted. The module is copied before it runs and never
+    changed.
     """
     reasons = [
         reason for name, part in module.named_modules() for reason in _part(name or "the module", part)
@@ -70,6 +71,7 @@ def inspect_module(module: nn.Module, *, width: int, outputs: int | None = None)
 
 
 def _part(name: str, part: nn.Module) -> Iterator[str]:
+    """Yield the reasons to refuse one submodule."""
     kind = type(part).__name__
     if isinstance(part, _RUNNING) and part.track_running_stats:
         yield (
@@ -98,22 +100,23 @@ def _instead(kind: str) -> str:
     return "use GELU, SiLU, tanh or softplus"
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes operations with a kink: a forward can call them without a submodule of that name."""
+class _KinkRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records operations with a kink. A forward pass can call them without a submodule of that name."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: set[str] = set()
+        self.operations: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record the operation if it has a kink, then run it."""
         name = func.overloadpacket.__name__
         if name in _KINKED_OPERATIONS:
-            self.seen.add(name)
+            self.operations.add(name)
         return func(*args, **(kwargs or {}))
 
 
 def _running(module: nn.Module, width: int, outputs: int | None) -> Iterator[str]:
-    """What only a forward shows, in training mode, where anything that varies would vary."""
+    """Yield the reasons that only a forward pass reveals. Training mode makes any variation show."""
     trial = copy.deepcopy(module).double().train()
     generator = torch.Generator().manual_seed(0)
     rows = torch.rand(_ROWS, width, generator=generator, dtype=torch.float64)
@@ -121,15 +124,15 @@ def _running(module: nn.Module, width: int, outputs: int | None) -> Iterator[str
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with _Watch() as watch:
+            with _KinkRecorder() as recorder:
                 first = trial(rows)
             again = trial(rows)
             alone = trial(rows[:1])
-    except Exception as error:  # whatever a stranger's forward raises is a reason
+    except Exception as error:  # Any exception from foreign code is a reason to refuse.
         yield f"a forward of {_ROWS} rows of {width} features failed: {type(error).__name__}: {error}"
         return
     yield from _shape(first, outputs)
-    for name in sorted(watch.seen):
+    for name in sorted(recorder.operations):
         yield f"forward calls {name}, which is not twice differentiable; {_instead(name)}"
     for name, buffer in trial.named_buffers():
         if not torch.equal(before[name], buffer):
@@ -141,13 +144,14 @@ def _running(module: nn.Module, width: int, outputs: int | None) -> Iterator[str
             yield "a row's output depends on the other rows of its batch; treat each row alone"
 
 
-def _shape(found: object, outputs: int | None) -> Iterator[str]:
-    if not isinstance(found, Tensor):
-        yield f"forward returns {type(found).__name__}, not a tensor of logits (rows, outputs)"
+def _shape(logits: object, outputs: int | None) -> Iterator[str]:
+    """Yield the reasons to refuse the output of a forward pass."""
+    if not isinstance(logits, Tensor):
+        yield f"forward returns {type(logits).__name__}, not a tensor of logits (rows, outputs)"
         return
-    wanted = f"({_ROWS}, {outputs if outputs is not None else 'outputs'})"
-    right = found.dim() == 2 and len(found) == _ROWS and outputs in (None, found.shape[1])
+    expected = f"({_ROWS}, {outputs if outputs is not None else 'outputs'})"
+    right = logits.dim() == 2 and len(logits) == _ROWS and outputs in (None, logits.shape[1])
     if not right:
-        yield f"forward returns shape {tuple(found.shape)} for {_ROWS} rows, not {wanted}"
-    elif not bool(torch.isfinite(found).all()):
+        yield f"forward returns shape {tuple(logits.shape)} for {_ROWS} rows, not {expected}"
+    elif not bool(torch.isfinite(logits).all()):
         yield "forward returns NaN or infinity on rows between 0 and 1"

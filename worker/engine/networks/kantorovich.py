@@ -1,7 +1,8 @@
-"""B2: whether a point of a network's objective is within Δ of a strict local minimiser, or what is missing.
+"""Certification by B2: is w within Δ of a strict local minimiser, and if not, what is missing?
 
-Newton–Kantorovich at w: with μ₀ ≤ λ_min(∇²f(w)), ∇²f M-Lipschitz on B(w, 2G/μ₀) and h = M·G/μ₀² < 1/2, f has
-exactly one stationary point in that ball, a strict minimiser, within Δ = 2G/(μ₀·(1 + √(1 - 2h))) of w.
+Newton–Kantorovich at w: let μ₀ ≤ λ_min(∇²f(w)), let ∇²f be M-Lipschitz on B(w, 2G/μ₀) and let h = M·G/μ₀² <
+1/2. Then f has exactly one stationary point in that ball. It is a strict minimiser within Δ = 2G/(μ₀·(1 + √(1
+- 2h))) of w. docs/maths.md, section 10, has the proof.
 """
 
 import math
@@ -16,19 +17,25 @@ from torch import Tensor
 from worker.engine import noise
 from worker.engine.bounds import kantorovich, kantorovich_distance, needed_floor
 from worker.engine.networks.architectures import AllCnn, Mlp
-from worker.engine.networks.curvature import CurvatureResult, Probe, curvature_floor, sampled
+from worker.engine.networks.curvature import CurvatureResult, Probe, curvature_floor
 from worker.engine.networks.lanczos import Gaussian
-from worker.engine.networks.lipschitz import LipschitzBound, hessian_lipschitz, product_rounding
-from worker.engine.networks.objective import Network, NetworkObjective
-from worker.engine.networks.sampled_lipschitz import sampled_lipschitz
+from worker.engine.networks.lipschitz import (
+    LipschitzBound,
+    hessian_lipschitz,
+    product_rounding,
+    sampled_lipschitz,
+)
+from worker.engine.networks.objective import Network, NetworkObjective, subsample
 from worker.engine.objective import CertifiedGradient
 
 Source: TypeAlias = Literal["analytic", "sampled"]
-_GUESS_ROWS = 512
-_SPARE = 1.01  # of the floor asked for
+_ESTIMATE_ROWS = 512
+_FLOOR_MARGIN = 1.01  # on the floor asked of Lanczos
 
 
 class Verdict(StrEnum):
+    """Result of a certification, or the condition that failed."""
+
     CERTIFIED = "certified distance within target"
     ESTIMATED = "estimate within target: the Hessian's Lipschitz constant is only sampled"
     NO_ANALYTIC_BOUND = "no analytic bound on the third derivative is known for this network"
@@ -41,8 +48,12 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Kantorovich:
-    """What was found, whether or not it suffices; `distance` is infinite where nothing is certified."""
+class KantorovichResult:
+    """The measured quantities of B2 and the verdict. `distance` is infinite if nothing is certified.
+
+    `needed` is the μ₀ that would certify the target with this G and M. `source` says whether M is an analytic
+    bound or only sampled.
+    """
 
     verdict: Verdict
     target: float
@@ -55,19 +66,19 @@ class Kantorovich:
     derivation: str
     radius: float
     h: float
-    needed: float  # the μ₀ that would certify the target with this G and M
+    needed: float
     curvature: CurvatureResult | None
     passes: float
     seconds: float
 
     @property
     def spare(self) -> float:
-        """1/2 - h: how much is left before uniqueness is lost."""
+        """1/2 - h: the margin before uniqueness is lost."""
         return 0.5 - self.h
 
     @property
     def working_floor(self) -> float:
-        """About λ_min(∇²f), certified or only seen on a sample: for a solver that is to go nearer."""
+        """Estimate of λ_min(∇²f), certified or seen on a sample, for a solver that continues from here."""
         return self.floor if self.curvature is None else max(self.floor, self.curvature.probe.floor)
 
     @property
@@ -91,36 +102,43 @@ def certify(
     budget_products: int = 2000,
     gradient: CertifiedGradient | None = None,
     probed: Probe | None = None,
+    guessed: float | None = None,
     heuristic: bool = False,
     gaussian: Gaussian = noise.draw,
     cancelled: Callable[[], bool] | None = None,
-) -> Kantorovich:
-    """B2 at `w` (d,), with `gradient` of the pass there and a `probed` curvature nearby, if they are known.
+) -> KantorovichResult:
+    """Certify B2 at `w` (d,).
 
-    Spends less than `failure_probability` in all; a second call is a second event, and needs its own share.
-    `heuristic` allows an estimate with a sampled M, and a measured rounding, where there is no analytic one.
+    `gradient` is the known gradient at `w`, `probed` a curvature probe at a nearby point, and `guessed` M as
+    `estimate_lipschitz` found it there. The call spends
+    less than `failure_probability` in all. A second call is a second event and needs its own share. With
+    `heuristic`, a network without an analytic bound gets an estimate from a sampled M and a measured rounding
+    error.
     """
     attempt = _Attempt(objective, network, w, target, heuristic, gaussian)
-    attempt.see(gradient)
+    attempt.set_gradient(gradient)
     refusal = attempt.refusal()
     if refusal is not None:
         return attempt.result(refusal)
-    attempt.bound_derivatives()
+    attempt.bound_derivatives(guessed)
     if not math.isfinite(attempt.lipschitz):
         return attempt.result(Verdict.NON_FINITE)
-    attempt.find_floor(failure_probability, budget_products, probed, cancelled)
+    attempt.certify_floor(failure_probability, budget_products, probed, cancelled)
     return attempt.result(attempt.verdict())
 
 
-def guessed_lipschitz(objective: NetworkObjective, network: Mlp | AllCnn, w: Tensor) -> LipschitzBound:
-    """About M at w, from a sample of the rows: it fixes the ball and steers, and certifies nothing."""
-    sample = sampled(objective, network, _GUESS_ROWS)
+def estimate_lipschitz(objective: NetworkObjective, network: Mlp | AllCnn, w: Tensor) -> LipschitzBound:
+    """Estimate M at w from a sample of the rows.
+
+    It sets the ball radius and steers the solver, and certifies nothing.
+    """
+    sample = subsample(objective, network, _ESTIMATE_ROWS)
     bound = hessian_lipschitz(sample, network, w, 0.0)
     return replace(bound, passes=bound.passes * sample.total / objective.total)
 
 
 class _Attempt:
-    """State of one certification; `passes` is its whole bill."""
+    """State of one certification. `passes` is its whole cost."""
 
     def __init__(
         self,
@@ -144,43 +162,52 @@ class _Attempt:
 
     @property
     def gradient(self) -> float:
+        """G = ‖∇f(w)‖ + e, rounded up."""
         return (self.norm + self.rounding) * (1 + 2**-50)
 
     @property
     def floor(self) -> float:
+        """The certified floor μ₀, or -inf."""
         return -math.inf if self.curvature is None else self.curvature.floor
 
-    def see(self, known: CertifiedGradient | None) -> None:
+    def set_gradient(self, known: CertifiedGradient | None) -> None:
+        """Use the known gradient, or evaluate it in one pass.
+
+        For a heuristic estimate, measure its rounding error.
+        """
         if known is None:
             self.passes += 1
-            seen = self.objective.evaluate(self.w)
-            known = CertifiedGradient(norm=seen.norm, rounding=seen.rounding)
+            evaluation = self.objective.evaluate(self.w)
+            known = CertifiedGradient(norm=evaluation.norm, rounding=evaluation.rounding)
         self.norm, self.rounding = known.norm, known.rounding
         if not self.analytic and self.heuristic and not math.isfinite(self.rounding):
             self.passes += 2
             self.rounding = self.objective.measured_rounding(self.w)
 
     def refusal(self) -> Verdict | None:
-        """Reasons not to begin."""
+        """Return a reason not to start, or None."""
         if not self.analytic and not self.heuristic:
             return Verdict.NO_ANALYTIC_BOUND
         return None if math.isfinite(self.gradient) else Verdict.NON_FINITE
 
-    def bound_derivatives(self) -> None:
-        """M on the largest ball B2 can use: h < 1/2 means 2G/μ₀ < √(2G/M), and Δ ≥ G/μ₀ that 2G/μ₀ ≤ 2Δ*."""
-        guess = self._guess()
+    def bound_derivatives(self, guessed: float | None) -> None:
+        """Bound M on the largest ball that B2 can use, and derive the floor it needs.
+
+        h < 1/2 means 2G/μ₀ < √(2G/M), and Δ ≥ G/μ₀ means 2G/μ₀ ≤ 2Δ*.
+        """
+        guess = self._guess() if guessed is None else guessed
         ball = math.sqrt(2 * self.gradient / guess) if guess > 0 else math.inf
         self.radius = max(min(ball, 2 * self.target), 1e-300) * (1 + 2**-50)
         bound = self._derivatives()
         self.lipschitz, self.derivation = bound.value, bound.derivation
         self.passes += bound.passes
         least = needed_floor(gradient=self.gradient, lipschitz=self.lipschitz, target=self.target)
-        self.needed = max(_SPARE * least, 2 * self.gradient / self.radius * (1 + 2**-50))
+        self.needed = max(_FLOOR_MARGIN * least, 2 * self.gradient / self.radius * (1 + 2**-50))
 
     def _guess(self) -> float:
         if not isinstance(self.network, Mlp | AllCnn):
             return 0.0
-        guess = guessed_lipschitz(self.objective, self.network, self.w)
+        guess = estimate_lipschitz(self.objective, self.network, self.w)
         self.passes += guess.passes
         return guess.value
 
@@ -191,13 +218,14 @@ class _Attempt:
         self.product_rounding = product_rounding(self.objective, self.network, self.w, bound)
         return bound
 
-    def find_floor(
+    def certify_floor(
         self,
         failure_probability: float,
         budget: int,
         probed: Probe | None,
         cancelled: Callable[[], bool] | None,
     ) -> None:
+        """Certify the curvature floor by Lanczos."""
         self.curvature = curvature_floor(
             self.objective,
             self.network,
@@ -213,6 +241,7 @@ class _Attempt:
         self.passes += self.curvature.passes
 
     def verdict(self) -> Verdict:
+        """Return whether B2 holds with the certified floor, or which condition fails."""
         assert self.curvature is not None
         if self.curvature.cancelled:
             return Verdict.CANCELLED
@@ -221,7 +250,7 @@ class _Attempt:
         return self._missing(max(self.floor, self.curvature.probe.floor))
 
     def _missing(self, floor: float) -> Verdict:
-        """What would not hold even with the curvature that the probe sees."""
+        """Return the condition that would fail even with the curvature that the probe estimates."""
 
         def distance(gradient_norm: float) -> float:
             return kantorovich_distance(
@@ -244,8 +273,9 @@ class _Attempt:
             gradient_norm=self.norm, rounding=self.rounding, floor=self.floor, lipschitz=self.lipschitz
         )
 
-    def result(self, verdict: Verdict) -> Kantorovich:
-        return Kantorovich(
+    def result(self, verdict: Verdict) -> KantorovichResult:
+        """Return everything measured so far with the verdict."""
+        return KantorovichResult(
             verdict=verdict,
             target=self.target,
             gradient_norm=self.norm,

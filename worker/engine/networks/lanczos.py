@@ -1,8 +1,8 @@
-"""Lanczos with a random start, and what its Ritz values prove (docs/maths.md, section 8).
+"""Lanczos iteration with a random start, and what its Ritz values prove (docs/maths.md, section 8).
 
-Kuczyński & Woźniakowski (1992): the extreme Ritz values of k steps from a start uniform on the sphere are
+Kuczyński & Woźniakowski (1992): after k steps from a start uniform on the sphere, the extreme Ritz values are
 within ε_k of the extreme eigenvalues, relative to the range of the spectrum, except with probability p.
-Nothing is assumed of the spectrum.
+Nothing is assumed about the spectrum.
 """
 
 import math
@@ -19,17 +19,20 @@ from worker.engine.rounding import UNIT, gamma
 
 Route: TypeAlias = Literal["direct", "split"]
 Gaussian: TypeAlias = Callable[[int], Tensor]
-"""`count` independent standard normals, float64; of the operating system's entropy unless a test says so."""
+"""Returns `count` independent standard normals in float64. Only tests use a seeded generator."""
 
-_BOTH_ENDS = 3.296  # 2·1.648: each end of the spectrum fails with probability p/2 at most
-_COARSEST = 0.25  # of ε_k: beyond, the slack's estimate of ‖A‖ from the Ritz values would not hold
-_SMALL = 1e-12  # a residual this small beside the spectrum has lost digits to cancellation
-_NOTHING = 64 * UNIT  # one this small has lost them all: the Krylov space is invariant, as far as can be seen
+_BOTH_ENDS = 3.296  # 2·1.648: each end of the spectrum fails with probability at most p/2
+_COARSEST = 0.25  # largest ε_k for which the slack's estimate of ‖A‖ from the Ritz values holds
+_SMALL = 1e-12  # a residual this small relative to the spectrum has lost digits to cancellation
+_ROUNDING_ONLY = 64 * UNIT  # a residual this small is all rounding: the Krylov space is numerically invariant
 
 
 @dataclass(frozen=True, slots=True)
 class LanczosRun:
-    """One look at `steps` (k) Lanczos steps. On the split route the Ritz values are those of S."""
+    """Ritz values after `steps` (k) Lanczos steps, and the p they spent.
+
+    On the split route they belong to S.
+    """
 
     route: Route
     steps: int
@@ -40,8 +43,8 @@ class LanczosRun:
     rounding_slack: float
 
 
-class Allowance:
-    """p, spent by halves: each look takes half of what is left, so any number of looks spends less than p."""
+class FailureBudget:
+    """A failure probability p spent by halves. Any number of runs together spends less than p."""
 
     def __init__(self, failure_probability: float) -> None:
         if not 0 < failure_probability < 1:
@@ -50,15 +53,17 @@ class Allowance:
 
     @property
     def next(self) -> float:
+        """The share that the next run will spend."""
         return self._next
 
     def spend(self) -> float:
+        """Return the next share and halve what is left."""
         spent, self._next = self._next, self._next / 2
         return spent
 
 
 def krylov_error(*, steps: int, dimension: int, failure_probability: float) -> float:
-    """ε_k: √ε_k = ln(3.296·√d/p)/(2k - 1), for both ends at once.
+    """Return ε_k for both ends at once: √ε_k = ln(3.296·√d/p)/(2k - 1), rounded up.
 
     >>> round(krylov_error(steps=500, dimension=26_506, failure_probability=1e-9), 6)
     0.000731
@@ -68,7 +73,9 @@ def krylov_error(*, steps: int, dimension: int, failure_probability: float) -> f
 
 
 def floor_of(run: LanczosRun, dimension: int) -> float | None:
-    """θ_min - ε_k·range - slack ≤ λ_min, range = (θ_max - θ_min)/(1 - 2ε_k); rounded down. None: k too small.
+    """Return a lower bound on λ_min, rounded down, or None if k is too small.
+
+    The bound is θ_min - ε_k·range - slack with range = (θ_max - θ_min)/(1 - 2ε_k).
 
     >>> run = LanczosRun("direct", 100, 1e-6, 0.5, 1.5, (), 0.0)
     >>> floor_of(run, 1000)
@@ -83,7 +90,10 @@ def floor_of(run: LanczosRun, dimension: int) -> float | None:
 
 
 def steps_for(*, excess: float, width: float, dimension: int, failure_probability: float) -> int | None:
-    """The least k whose ε_k·range is at most `excess` for Ritz values `width` apart; None if none is."""
+    """Return the smallest k whose ε_k·range is at most `excess`, for Ritz values `width` apart.
+
+    Returns None if no k is enough.
+    """
     if not (excess > 0 and math.isfinite(excess)):
         return None
     epsilon = min(excess / (width + 2 * excess), 0.99 * _COARSEST)  # ε·width/(1 - 2ε) = excess
@@ -92,10 +102,10 @@ def steps_for(*, excess: float, width: float, dimension: int, failure_probabilit
 
 
 class Lanczos:
-    """The tridiagonal T and the basis Q, grown step by step, orthogonalised twice against all of Q.
+    """The tridiagonal T and the basis Q, grown step by step and orthogonalised twice against all of Q.
 
     `rounding` bounds ‖fl(A·v) - A·v‖ for a unit v. Rounding and lost orthogonality make T the exact
-    tridiagonal of A + E from the same start; `slack` bounds ‖E‖ from what was measured on the way.
+    tridiagonal of A + E from the same start. `slack` bounds ‖E‖ from quantities measured on the way.
     """
 
     def __init__(
@@ -115,21 +125,22 @@ class Lanczos:
         self._basis[0] = start / torch.linalg.vector_norm(start)
         self.diagonal: list[float] = []
         self.off: list[float] = []  # off[j] = β_j couples q_j and q_{j+1}
-        self._defect = 0.0  # Σ_j ‖A·q_j - Q·T_j‖², as far as computed
+        self._defect = 0.0  # Σ_j ‖A·q_j - Q·T_j‖² over the columns computed
         self.products = 0
-        self.exhausted = (
-            False  # every dimension is in Q: T has all eigenvalues, and more steps change nothing
-        )
+        self.exhausted = False  # Q spans the whole space, so T has all eigenvalues
 
     def extend(self, steps: int) -> bool:
-        """Grow to `steps` steps; False when a product is not finite, as after a cancellation."""
+        """Grow to `steps` steps. Returns False if a product is not finite, as after a cancellation."""
         while len(self.diagonal) < steps and not self.exhausted:
             if not self._step():
                 return False
         return True
 
     def run(self, route: Route, steps: int, failure_probability: float) -> LanczosRun:
-        """What is known now, said of the steps made, or of any number once the space is exhausted."""
+        """Return the current Ritz values as a run that spends `failure_probability`.
+
+        The run counts the steps made, or `steps` once the space is exhausted.
+        """
         values = self.ritz_values()
         return LanczosRun(
             route=route,
@@ -142,20 +153,25 @@ class Lanczos:
         )
 
     def ritz_values(self) -> tuple[float, ...]:
+        """Return the eigenvalues of T in ascending order."""
         if len(self.diagonal) == 1:
             return (self.diagonal[0],)
-        from scipy.linalg import eigvalsh_tridiagonal  # here: only networks need it
+        from scipy.linalg import eigvalsh_tridiagonal  # imported here because only networks need it
 
         return tuple(
             float(v) for v in eigvalsh_tridiagonal(self.diagonal, self.off[: len(self.diagonal) - 1])
         )
 
     def extremes(self) -> tuple[float, float]:
+        """Return the smallest and the largest Ritz value."""
         values = self.ritz_values()
         return values[0], values[-1]
 
     def slack(self, values: tuple[float, ...]) -> float:
-        """√2·‖F‖_F + ‖δT‖, with F the defect of A·Q̃ = Q̃·T for the orthonormal Q̃ nearest to start from q_1."""
+        """Return the bound √2·‖F‖_F + ‖δT‖ on ‖E‖.
+
+        F is the defect of A·Q̃ = Q̃·T for the orthonormal Q̃ closest to Q that starts from q_1.
+        """
         k = len(self.diagonal)
         basis = self._basis[: k if self.exhausted else k + 1]
         identity = torch.eye(len(basis), dtype=torch.float64, device=basis.device)
@@ -195,20 +211,20 @@ class Lanczos:
         return True
 
     def _normal(self) -> Tensor:
-        """(d,) the same on all ranks, where a sum of normals is one."""
+        """Return a Gaussian vector (d,), equal on all ranks: the sum of their draws."""
         return self._reduce(self._gaussian(self._dimension).to(self._device, torch.float64))
 
     def _across(self, basis: Tensor, rest: Tensor, size: float) -> Tensor:
-        """The next direction where little is left of A·q_j: what is left, orthogonalised once more.
+        """Return the next direction when little is left of A·q_j: the rest, orthogonalised once more.
 
-        To stop here and speak of any number of steps would be wrong: a start that has next to nothing of
-        some eigenvector stops just so, and more often than the probability that KW allow for it. If all of
-        it is rounding, the space is invariant, and any direction across it continues it; a fresh one may
-        find what the start has missed. What it is not exactly is in the measured defect.
+        Stopping here and claiming any number of steps would be wrong. A start with almost nothing of some
+        eigenvector stops in just this way, and more often than the probability p accounts for. If the rest is
+        all rounding, the space is invariant and any direction across it continues the iteration. A fresh one
+        may find what the start missed. The remaining error is part of the measured defect.
         """
         for candidate in (rest, self._normal(), self._normal()):
             length = float(torch.linalg.vector_norm(candidate))
-            if length <= _NOTHING * size or length == 0:
+            if length <= _ROUNDING_ONLY * size or length == 0:
                 continue
             q = candidate / length
             for _ in range(3):
@@ -219,7 +235,7 @@ class Lanczos:
                 q = q / length
             else:
                 return q
-        return rest / rest.new_tensor(math.nan)  # not finite: the caller gives up
+        return rest / rest.new_tensor(math.nan)  # not finite, so the caller gives up
 
     def _store(self, index: int, q: Tensor) -> None:
         if index >= len(self._basis):

@@ -1,4 +1,4 @@
-"""The linear maps and activations of a layered network, written out sum by sum (see `layered`)."""
+"""Linear maps and activations of a layered network, with the rounding error of each (see `explicit_pass`)."""
 
 import math
 from collections.abc import Mapping
@@ -11,40 +11,43 @@ from torch.nn import functional
 from worker.engine.networks.architectures import Activation
 from worker.engine.rounding import EXP_ULPS, TINY, UNIT, gamma
 
-BLOCK = 64  # long dot products are summed in blocks, which shortens the longest chain of additions
+BLOCK = 64  # Summing long dot products in blocks shortens the longest chain of additions.
 ACTIVATION_UNITS = 16 + 8 * EXP_ULPS
-LARGEST_SLOPE = {"gelu": 1.1290, "silu": 1.0999, "tanh": 1.0, "softplus": 1.0}
-LARGEST_BEND = {"gelu": 0.7979, "silu": 0.5, "tanh": 0.7699, "softplus": 0.25}
+LARGEST_SLOPE = {"gelu": 1.1290, "silu": 1.0999, "tanh": 1.0, "softplus": 1.0, "relu": 1.0}
+LARGEST_BEND = {"gelu": 0.7979, "silu": 0.5, "tanh": 0.7699, "softplus": 0.25, "relu": math.inf}
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
+    """Parameters of one layer at a point, with bounds on their norms."""
+
     weight: Tensor  # (out, k)
     bias: Tensor  # (out,)
-    window: int  # 0: dense; 3 or 1: a convolution's
+    window: int  # 0: dense; 3 or 1: convolution
     stride: int
     norm: float  # ≥ ‖weight‖₂
     frobenius: float
 
     @property
     def overlap(self) -> int:
-        """√ of the number of patches an entry can be in: how far patches lengthen a row."""
+        """Square root of the number of patches an entry can be in: how much patches can lengthen a row."""
         return -(-self.window // self.stride) if self.window else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What the backward pass needs of a layer; the last two are bounds, (c,)."""
+    """What the backward pass needs of a layer. The last two fields are error bounds, (c,)."""
 
     patches: Tensor  # (c, k) or (c, k, positions)
     source: tuple[int, ...]  # height and width of the layer's input; empty if dense
-    image: tuple[int, ...]  # the same of its output
+    image: tuple[int, ...]  # height and width of its output
     z: Tensor  # (c, out) or (c, out, positions)
     patches_error: Tensor
     z_error: Tensor
 
 
 def layer_of(parts: Mapping[str, Tensor], name: str, window: int = 0, stride: int = 1) -> Layer:
+    """Return the layer `name` of the parameters, with bounds on its spectral and Frobenius norms."""
     weight = parts[f"{name}.weight"].flatten(1)
     frobenius = float(torch.linalg.matrix_norm(weight)) * (1 + 1e-9)
     norm = frobenius
@@ -54,7 +57,7 @@ def layer_of(parts: Mapping[str, Tensor], name: str, window: int = 0, stride: in
 
 
 def forward(layer: Layer, a: Tensor, a_error: Tensor) -> Trace:
-    """Z = W·P + b of inputs known to within `a_error` (c,)."""
+    """Compute Z = W·P + b for inputs known to within `a_error` (c,)."""
     patches, source, image = _patches(layer, a)
     z = multiply(layer.weight, patches)
     z = z + (layer.bias if z.dim() == 2 else layer.bias[:, None])
@@ -66,7 +69,7 @@ def forward(layer: Layer, a: Tensor, a_error: Tensor) -> Trace:
 
 
 def backward(layer: Layer, trace: Trace, delta: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-    """δ_Z, known to within `error` (c,), to δ of the layer's input, in the shape of the Z below."""
+    """Map δ_Z, known to within `error` (c,), to δ of the layer's input, in the shape of the Z below."""
     columns = multiply(layer.weight.T, delta)
     error = layer.norm * error + chain(len(layer.weight)) * layer.frobenius * norms(delta)
     if layer.window > 1:
@@ -77,14 +80,14 @@ def backward(layer: Layer, trace: Trace, delta: Tensor, error: Tensor) -> tuple[
 
 
 def outer(delta: Tensor, patches: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ over rows and positions of δ ⊗ (P, 1): the gradient in weight (out, k) and bias (out,)."""
+    """Sum δ ⊗ (P, 1) over rows and positions: the gradients of weight (out, k) and bias (out,)."""
     if delta.dim() == 2:
         return delta.T @ patches, delta.sum(0)
     return torch.einsum("cop,ckp->ok", delta, patches), delta.sum((0, 2))
 
 
 def pooled(trace: Trace) -> tuple[Tensor, Tensor]:
-    """Logits (c, outputs): the mean over positions where there are any; and their error (c,)."""
+    """Return the logits (c, outputs), averaged over positions if there are any, and their error (c,)."""
     if trace.z.dim() == 2:
         return trace.z, trace.z_error
     positions = trace.z.shape[2]
@@ -93,7 +96,7 @@ def pooled(trace: Trace) -> tuple[Tensor, Tensor]:
 
 
 def unpooled(q: Tensor, error: Tensor, trace: Trace) -> tuple[Tensor, Tensor]:
-    """The transpose of `pooled`."""
+    """Apply the transpose of `pooled` to a residual and its error."""
     if trace.z.dim() == 2:
         return q, error
     positions = trace.z.shape[2]
@@ -102,15 +105,20 @@ def unpooled(q: Tensor, error: Tensor, trace: Trace) -> tuple[Tensor, Tensor]:
 
 
 def value(activation: Activation, z: Tensor) -> Tensor:
+    """Return φ(z)."""
     if activation == "gelu":
         return functional.gelu(z)
     if activation == "softplus":
         return -functional.logsigmoid(-z)
+    if activation == "relu":
+        return z.clamp(min=0)
     return functional.silu(z) if activation == "silu" else torch.tanh(z)
 
 
 def slope(activation: Activation, z: Tensor) -> Tensor:
-    """φ'(z)."""
+    """Return φ'(z). The slope of ReLU at 0 is 0."""
+    if activation == "relu":
+        return (z > 0).to(z.dtype)
     if activation == "gelu":
         density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
         return (1 + torch.erf(z / math.sqrt(2))) / 2 + z * density
@@ -120,8 +128,21 @@ def slope(activation: Activation, z: Tensor) -> Tensor:
     return s if activation == "softplus" else s * (1 + z * (1 - s))
 
 
+def bend(activation: Activation, z: Tensor) -> Tensor:
+    """Return φ''(z), which ReLU does not have."""
+    assert activation != "relu"
+    if activation == "gelu":
+        return (2 - z.square()) * torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+    if activation == "tanh":
+        t = torch.tanh(z)
+        return -2 * t * (1 - t.square())
+    s = torch.sigmoid(z)
+    product = s * (1 - s)
+    return product if activation == "softplus" else product * (2 + z * (1 - 2 * s))
+
+
 def multiply(matrix: Tensor, columns: Tensor) -> Tensor:
-    """matrix (m, k) times columns (c, k) or (c, k, positions), by blocks of k."""
+    """Multiply matrix (m, k) by columns (c, k) or (c, k, positions), in blocks of k."""
     total: Tensor | None = None
     for start in range(0, matrix.shape[1], BLOCK):
         left, right = matrix[:, start : start + BLOCK], columns[:, start : start + BLOCK]
@@ -132,18 +153,18 @@ def multiply(matrix: Tensor, columns: Tensor) -> Tensor:
 
 
 def chain(length: int) -> float:
-    """γ for a dot product of `length` summed by `multiply`, and two more operations."""
+    """Return γ for a dot product of `length` terms summed by `multiply`, plus two more operations."""
     return gamma(min(length, BLOCK) + -(-length // BLOCK) + 2)
 
 
 def norms(tensor: Tensor) -> Tensor:
-    """2-norm of each row, (c, …) -> (c,)."""
-    found: Tensor = torch.linalg.vector_norm(tensor.flatten(1), dim=1)
-    return found
+    """Return the 2-norm of each row. (c, …) -> (c,)"""
+    lengths: Tensor = torch.linalg.vector_norm(tensor.flatten(1), dim=1)
+    return lengths
 
 
 def _patches(layer: Layer, a: Tensor) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
-    """The layer's input as columns, and height and width of input and output."""
+    """Return the layer's input as columns, and height and width of input and output."""
     if layer.window == 0:
         return a, (), ()
     source = tuple(a.shape[2:])

@@ -1,4 +1,7 @@
-"""How activations and losses bend and convolutions stretch, all rounded up (docs/maths.md, section 9)."""
+"""Derivative bounds of activations and losses, and operator norms (docs/maths.md, section 9).
+
+All are rounded up.
+"""
 
 import math
 from dataclasses import dataclass
@@ -13,54 +16,56 @@ _GRID = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Bends:
-    """sup |φ'|, sup |φ''|, sup |φ'''| over the whole line."""
+class DerivativeBounds:
+    """sup |φ'|, sup |φ''| and sup |φ'''| over the whole line."""
 
     first: float
     second: float
     third: float
 
 
-BENDS: dict[Activation, Bends] = {
-    "gelu": Bends(1.1290, 0.7979, 0.7789),  # at √2, 0 and √((7 - √33)/2)
-    "silu": Bends(1.0999, 0.5, 0.3082),
-    "tanh": Bends(1.0, 0.7699, 2.0),  # 4/(3√3) and 2
-    "softplus": Bends(1.0, 0.25, 0.0963),  # the logistic function's: 1/4 and 1/(6√3)
+ACTIVATION_BOUNDS: dict[Activation, DerivativeBounds] = {
+    "gelu": DerivativeBounds(1.1290, 0.7979, 0.7789),  # at √2, 0 and √((7 - √33)/2)
+    "silu": DerivativeBounds(1.0999, 0.5, 0.3082),
+    "tanh": DerivativeBounds(1.0, 0.7699, 2.0),  # 4/(3√3) and 2
+    "softplus": DerivativeBounds(1.0, 0.25, 0.0963),  # of the logistic function: 1/4 and 1/(6√3)
 }
 
-SOFTMAX_THIRD = 0.2722  # √2/(3√3), see `loss_bends`
+SOFTMAX_THIRD = 0.2722  # √2/(3√3), see `loss_derivative_bounds`
 
 
 @dataclass(frozen=True, slots=True)
-class LossBends:
-    """Row by row, (c,): bounds on ‖∂ℓ/∂z‖, ‖∂²ℓ/∂z²‖ and ‖∂³ℓ/∂z³‖."""
+class LossBounds:
+    """Bounds for each row, (c,), on ‖∂ℓ/∂z‖, ‖∂²ℓ/∂z²‖ and ‖∂³ℓ/∂z³‖."""
 
     first: Tensor
     second: Tensor
     third: Tensor
 
 
-def loss_bends(loss: Loss, residual: Residual, shift: Tensor) -> LossBends:
-    """For all logits within `shift` (c,) of those that gave `residual`.
+def loss_derivative_bounds(loss: Loss, residual: Residual, logit_change: Tensor) -> LossBounds:
+    """Bound the derivatives of the loss for all logits near those that gave `residual`.
 
-    Cross-entropy: ∂²ℓ[v, v] is the variance of v under p and ∂³ℓ[v, v, v] its third central moment. A unit v
-    has a range of √2 at most; a variable of range R has a third central moment of R³/(6√3) at most, and of R
-    times its variance. Within the shift E every p(1-p) grows by e^{4E} at most.
+    The bounds hold for changes of the logits up to `logit_change` (c,).
+
+    For cross-entropy, ∂²ℓ[v, v] is the variance of v under p and ∂³ℓ[v, v, v] is its third central moment. A
+    unit v has a range of at most √2. A variable of range R has a third central moment of at most R³/(6√3),
+    and of at most R times its variance. If logits change by E, every p(1-p) grows by at most e^{4E}.
     """
     first = torch.linalg.vector_norm(residual.q, dim=1)
     if isinstance(loss, CrossEntropy):
-        near = residual.stiffness * torch.exp(4 * shift)
+        near = residual.stiffness * torch.exp(4 * logit_change)
         second = near.clamp(max=0.5)
         third = (math.sqrt(2) * (1 + 1e-9) * near).clamp(max=SOFTMAX_THIRD)
-        return LossBends((first + second * shift).clamp(max=math.sqrt(2) * (1 + 1e-9)), second, third)
+        return LossBounds((first + second * logit_change).clamp(max=math.sqrt(2) * (1 + 1e-9)), second, third)
     second = torch.ones_like(first)
-    return LossBends(first + shift, second, torch.zeros_like(first))
+    return LossBounds(first + logit_change, second, torch.zeros_like(first))
 
 
 def cubic_norm(tensor: Tensor) -> float:
-    """A bound on C(ν) = Σ t_{ijk}·ν_i·ν_j·ν_k over unit ν, for coefficients t ≥ 0 of shape (L, L, L).
+    """Bound C(ν) = Σ t_{ijk}·ν_i·ν_j·ν_k over unit ν, for coefficients t ≥ 0 of shape (L, L, L).
 
-    C(ν) = νᵀT(ν⊗ν) with T the symmetrised tensor as an L × L² matrix, so C ≤ ‖T‖₂; and TTᵀ is non-negative,
+    C(ν) = νᵀT(ν⊗ν), where T is the symmetrised tensor as an L × L² matrix, so C ≤ ‖T‖₂. TTᵀ is non-negative,
     so for any x > 0 its largest eigenvalue is at most max (TTᵀx)_i/x_i (Collatz & Wielandt).
 
     >>> cubic_norm(torch.ones(2, 2, 2, dtype=torch.float64))  # (ν_1 + ν_2)³ at ν = (1, 1)/√2
@@ -72,12 +77,15 @@ def cubic_norm(tensor: Tensor) -> float:
 
 
 def quadratic_norm(matrix: Tensor) -> float:
-    """A bound on Σ t_{ij}·ν_i·ν_j over unit ν, for coefficients t ≥ 0 of shape (L, L); the same argument."""
+    """Bound Σ t_{ij}·ν_i·ν_j over unit ν, for coefficients t ≥ 0 of shape (L, L).
+
+    The argument is that of `cubic_norm`.
+    """
     return _perron((matrix + matrix.T) / 2)
 
 
 def _perron(matrix: Tensor) -> float:
-    """At least the largest eigenvalue of a symmetric matrix of numbers ≥ 0 (L, L)."""
+    """Bound the largest eigenvalue of a symmetric matrix (L, L) with entries ≥ 0 from above."""
     if not bool(torch.isfinite(matrix).all()):
         return math.inf
     x = matrix.new_ones(len(matrix))
@@ -88,17 +96,17 @@ def _perron(matrix: Tensor) -> float:
 
 
 def spectral_bound(matrices: Tensor) -> float:
-    """The largest singular value of all `matrices` (…, m, k), from a backward stable decomposition."""
+    """Bound the largest singular value of all `matrices` (…, m, k), from a backward stable decomposition."""
     return float(torch.linalg.matrix_norm(matrices, 2).amax()) * (1 + 1e-9)
 
 
 def convolution_bound(weight: Tensor, stride: int) -> float:
-    """A bound on ‖a ↦ W * a‖₂ for 3x3 taps (out, in, 3, 3), zero padding and any image size.
+    """Bound ‖a ↦ W * a‖₂ for 3x3 taps (out, in, 3, 3), zero padding and any image size.
 
-    The zero-padded map is a compression of the one on the infinite grid. There, with the input split into its
-    stride² phases, each frequency θ is multiplied by the matrix Ŵ(θ) (out, in·stride²), a trigonometric
+    The zero-padded map is a compression of the map on the infinite grid. With the input split into its
+    stride² phases, that map multiplies each frequency θ by a matrix Ŵ(θ) (out, in·stride²), a trigonometric
     polynomial of degree 1 in each angle. Such a polynomial is at most 1/cos(π/N) times its largest value on N
-    equally spaced angles (Ehlich & Zeller 1964), once for each of the two.
+    equally spaced angles, for each of the two angles (Ehlich & Zeller 1964).
     """
     out, channels = weight.shape[:2]
     angles = 2 * math.pi * torch.arange(_GRID, dtype=torch.float64, device=weight.device) / _GRID
@@ -110,5 +118,5 @@ def convolution_bound(weight: Tensor, stride: int) -> float:
             (turn, phase), (turn2, phase2) = divmod(row - 1, stride), divmod(column - 1, stride)
             wave = torch.exp(1j * (turn * angles[:, None] + turn2 * angles[None, :]))
             symbol[..., phase, phase2] += wave[:, :, None, None] * weight[:, :, row, column]
-    half = symbol[: _GRID // 2 + 1].flatten(3)  # the other half are complex conjugates
+    half = symbol[: _GRID // 2 + 1].flatten(3)  # the other half is complex conjugate
     return spectral_bound(half) / math.cos(math.pi / _GRID) ** 2

@@ -1,1 +1,0 @@
-"""Datasets, checkpoints and model families, as the engine wants them."""

@@ -1,1 +1,0 @@
-"""One erasure batch, from sealed to published: one stage per file."""

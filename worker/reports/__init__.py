@@ -1,0 +1,1 @@
+"""The report jobs: evaluations on the holdout, and replay audits."""
