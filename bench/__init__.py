@@ -1,1 +1,1 @@
-"""Measurements and the demonstration."""
+"""Benchmarks and the demonstration."""

@@ -1,27 +1,32 @@
-"""`python -m bench [part …]`: every part, or those named; then the figures and docs/results.md.
+"""`python -m bench [part …]` runs every part, or those named, then writes the figures and docs/results.md.
 
-BENCH=full for the long ones.
+BENCH=full runs the long versions.
 """
 
 import importlib
 import sys
 
-from bench.datasets import DatasetUnavailable
+from bench.archives import DatasetUnavailable
 
 PARTS = {
     "engine": "bench.engine",
     "gateway": "bench.gateway",
+    "scale": "bench.scale",
+    "latency": "bench.latency",
     "networks": "bench.networks",
     "ranks": "bench.ranks",
     "evidence": "bench.evidence",
     "paper": "bench.paper_examples",
+    "representations": "bench.representation_service",
+    "linearised": "bench.linearised",
 }
 
 
 def main(names: list[str]) -> int:
+    """Run the named parts, or all, and return an exit code."""
     unknown = [name for name in names if name not in PARTS]
     if unknown:
-        print(f"no such part: {', '.join(unknown)}; there are: {', '.join(PARTS)}", file=sys.stderr)
+        print(f"unknown part: {', '.join(unknown)}. Available: {', '.join(PARTS)}", file=sys.stderr)
         return 2
     for name in names or PARTS:
         try:

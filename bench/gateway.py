@@ -1,6 +1,6 @@
-"""Intake throughput: group commit against an immediate answer and against one transaction per request.
+"""Throughput of erasure requests: group commit, an immediate answer, one transaction per request, FastAPI.
 
-Everything in one run on one machine, in turns, client included; the figures that matter are ratios.
+All variants run in turns on one machine, client included, so the ratios are the meaningful figures.
 """
 
 import json
@@ -20,41 +20,43 @@ from typing import Any
 import httpx
 from sqlalchemy import select
 
-from app import migrate, process, supervisor
-from app.access import service as access
-from app.access.scopes import Scope
-from app.bootstrap import Services
-from app.clock import now
+from app.core import process
+from app.core.clock import now
+from app.core.settings import Settings
+from app.db import schema
 from app.db.states import ModelState
 from app.db.tables import Erasure, Model
-from app.settings import Settings
-from bench import measuring
+from app.gateway.auth import service as access
+from app.gateway.auth.scopes import Scope
+from app.local import supervisor
+from app.services import Services
+from bench import measurement
 
-KINDS = ("immediate", "real", "plain")
+KINDS = ("immediate", "real", "plain", "fastapi")
 CONNECTIONS = (32, 64)
 MANIFEST = {"family": "logistic", "width": 1, "lambda": 1.0, "origins": {"features": "x", "constants": "x"}}
 
 
 def run() -> None:
-    """Every database × connections × kind, in turns; medians over rounds."""
-    rounds, seconds = (5, 5.0) if measuring.full() else (3, 3.0)
-    report: dict[str, Any] = {"machine": measuring.machine(), "rounds": rounds, "seconds": seconds}
+    """Measure every database, connection count and variant in turns, and write medians over rounds."""
+    rounds, seconds = (5, 5.0) if measurement.full() else (3, 3.0)
+    report: dict[str, Any] = {"machine": measurement.machine(), "rounds": rounds, "seconds": seconds}
     for name in ("postgresql", "sqlite"):
         with (
             tempfile.TemporaryDirectory(prefix="lethe-bench-") as folder,
-            _database(name, Path(folder)) as url,
+            temporary_database(name, Path(folder)) as url,
         ):
             report[name] = _measure(Path(folder), url, rounds, seconds)
     report["bars"] = _bars(report["postgresql"])
-    measuring.RESULTS.mkdir(exist_ok=True)
-    (measuring.RESULTS / "gateway.json").write_text(json.dumps(report, indent=2) + "\n")
+    measurement.RESULTS.mkdir(exist_ok=True)
+    (measurement.RESULTS / "gateway.json").write_text(json.dumps(report, indent=2) + "\n")
     _print(report)
 
 
-def _bars(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """On PostgreSQL, in the same run."""
+def _bars(database: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the targets for PostgreSQL, from the same run."""
     bars = {}
-    for connections, figures in found["connections"].items():
+    for connections, figures in database["connections"].items():
         for name, measured, asked, met in (
             (
                 "share of immediate",
@@ -71,7 +73,7 @@ def _bars(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
             ),
         ):
             bars[f"{name}, {connections} connections"] = {"measured": measured, "asked": asked, "met": met}
-    lost = found["lost"] + found["killed_mid_load"]["lost"]
+    lost = database["lost"] + database["killed_mid_load"]["lost"]
     bars["acknowledged and lost"] = {"measured": lost, "asked": "0", "met": lost == 0}
     return bars
 
@@ -85,32 +87,36 @@ def _print(report: dict[str, Any]) -> None:
             )
             print(f"  {connections} connections: {', '.join(cells)}")
     for name, bar in report["bars"].items():
-        print(f"{'✓' if bar['met'] else '✗'} {name}: {bar['measured']} (asked {bar['asked']})")
+        print(f"{'✓' if bar['met'] else '✗'} {name}: {bar['measured']} (target {bar['asked']})")
 
 
 def _measure(folder: Path, url: str, rounds: int, seconds: float) -> dict[str, Any]:
-    port = supervisor.free_port("127.0.0.1", 0)
-    settings = Settings(
-        data_dir=folder / "data",
-        database_url=url,
-        redis_url="redis://127.0.0.1:1/0",
-        create_keys=True,
-        port=port,
-        log_level="warning",
-    )
+    with supervisor.reserve_port("127.0.0.1", 0) as port:
+        settings = Settings(
+            data_dir=folder / "data",
+            database_url=url,
+            redis_url="redis://127.0.0.1:1/0",
+            create_keys=True,
+            port=port,
+            log_level="warning",
+        )
+        return _measure_at(settings, rounds, seconds)
+
+
+def _measure_at(settings: Settings, rounds: int, seconds: float) -> dict[str, Any]:
     services = Services(settings)
-    migrate.upgrade(services)
+    schema.upgrade(services.database)
     key = _tenant(services)
     taken: dict[tuple[str, int], list[dict[str, Any]]] = {}
     acknowledged: list[str] = []
     for turn in range(rounds):
-        for kind in KINDS[turn % 3 :] + KINDS[: turn % 3]:
+        for kind in KINDS[turn % len(KINDS) :] + KINDS[: turn % len(KINDS)]:
             with _gateway(kind, settings):
-                _load(settings, key, 8, 0.5)  # warm
+                _load(settings, key, 8, 0.5)  # warm-up
                 for connections in CONNECTIONS:
-                    found = _load(settings, key, connections, seconds)
-                    taken.setdefault((kind, connections), []).append(found)
-                    acknowledged += found["ids"] if kind != "immediate" else []
+                    result = _load(settings, key, connections, seconds)
+                    taken.setdefault((kind, connections), []).append(result)
+                    acknowledged += result["ids"] if kind != "immediate" else []
     report = {str(c): _compare({k: taken[k, c] for k in KINDS}) for c in CONNECTIONS}
     lost = _missing(services, acknowledged)
     killed = _killed_mid_load(services, settings, key, seconds)
@@ -129,12 +135,13 @@ def _compare(taken: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         "failures": sum(t["failures"] for runs in taken.values() for t in runs),
         "share_of_immediate": round(rate["real"] / rate["immediate"], 3),
         "times_plain": round(rate["real"] / rate["plain"], 2),
+        "times_fastapi": round(rate["real"] / rate["fastapi"], 2),
         "p99_times_immediate": round(p99["real"] / p99["immediate"], 2),
     }
 
 
 def _killed_mid_load(services: Services, settings: Settings, key: str, seconds: float) -> dict[str, int]:
-    """kill -9 in the middle: whatever was acknowledged must be there."""
+    """Kill the gateway with SIGKILL under load. Every acknowledged request must be in the database."""
     with _gateway("real", settings) as server:
         generator = _start_load(settings, key, 32, seconds + 2)
         time.sleep(seconds / 2)
@@ -146,35 +153,35 @@ def _killed_mid_load(services: Services, settings: Settings, key: str, seconds: 
 
 def _missing(services: Services, ids: list[str]) -> int:
     with services.database.reading() as session:
-        stored = {str(found) for found in session.scalars(select(Erasure.id))}
+        stored = {str(result) for result in session.scalars(select(Erasure.id))}
     return len(set(ids) - stored)
 
 
 def _tenant(services: Services) -> str:
-    """A key and one model, so that every request writes an erasure, a task and a subject."""
+    """Create a key and one model, so that every request writes an erasure, a task and a subject."""
     with services.database.writing() as session:
-        made = access.create_key(session, tenant="bench", name="bench", scopes=[Scope.ADMIN])
+        created = access.create_key(session, tenant="bench", name="bench", scopes=[Scope.ADMIN])
         session.add(
             Model(
-                tenant_id=made.record.tenant_id,
+                tenant_id=created.record.tenant_id,
                 name="m",
                 state=ModelState.READY,
                 manifest=MANIFEST,
                 created_at=now(),
             )
         )
-    return made.secret
+    return created.secret
 
 
 def _load(settings: Settings, key: str, connections: int, seconds: float) -> dict[str, Any]:
     out, _ = _start_load(settings, key, connections, seconds).communicate(timeout=seconds + 60)
-    found: dict[str, Any] = json.loads(out)
-    return found
+    result: dict[str, Any] = json.loads(out)
+    return result
 
 
 def _start_load(settings: Settings, key: str, connections: int, seconds: float) -> "subprocess.Popen[bytes]":
     arguments = ["127.0.0.1", str(settings.port), key, str(connections), str(seconds)]
-    return process.spawn([sys.executable, "-m", "bench.load", *arguments], stdout=subprocess.PIPE)
+    return process.spawn([sys.executable, "-m", "bench.load_generator", *arguments], stdout=subprocess.PIPE)
 
 
 @contextmanager
@@ -203,7 +210,8 @@ def _wait_until_up(port: int) -> None:
 
 
 @contextmanager
-def _database(name: str, folder: Path) -> Iterator[str]:
+def temporary_database(name: str, folder: Path) -> Iterator[str]:
+    """Provide an empty database of this kind and return its address."""
     if name == "sqlite":
         yield f"sqlite:///{folder / 'bench.db'}"
         return

@@ -1,8 +1,9 @@
-"""The gateway as it is, and the two it is compared with.
+"""The gateway, and the three variants it is compared with.
 
 real       the gateway
-immediate  the same, but answers as soon as a request is validated and encrypted: no database
-plain      the same request written the usual way: one transaction per request, in the thread pool
+immediate  answers as soon as a request is validated and encrypted, without the database
+plain      writes each request in a transaction of its own, in the thread pool
+fastapi    the gateway without its plain ASGI route for ordinary requests
 """
 
 import sys
@@ -13,40 +14,47 @@ from typing import Annotated
 import uvicorn
 from fastapi import FastAPI, Header, Response
 
-from app import logs
-from app.access.guard import CanWriteErasures, ServicesOf
-from app.erasures import service
-from app.erasures.intake import Intake
-from app.erasures.recording import Answer, Prepared, _body, record_group
-from app.erasures.schemas import ErasureRequest
-from app.errors import ServiceError
-from app.main import create_app
-from app.settings import Settings, load_settings
+from app.core import logging
+from app.core.settings import Settings, load_settings
+from app.gateway.auth.guard import CanWriteErasures, ServicesOf
+from app.gateway.erasures import intake, service
+from app.gateway.erasures.group_commit import GroupCommit
+from app.gateway.erasures.recording import Answer, PreparedErasure, answer_body, record_group
+from app.gateway.erasures.schemas import ErasureRequest
+from app.gateway.errors import ServiceError
+from app.gateway.main import create_app
+from app.gateway.server import share_interpreter
 
 
-class Immediate(Intake):
-    async def submit(self, prepared: Prepared) -> Answer:
-        return Answer(_body(prepared, []), f"/v1/erasures/{prepared.erasure['id']}")
+class ImmediateAnswer(GroupCommit):
+    """Answers a request as soon as it is prepared, without writing it."""
+
+    async def submit(self, prepared: PreparedErasure) -> Answer:
+        """Return the answer at once."""
+        return Answer(answer_body(prepared, []), f"/v1/erasures/{prepared.erasure['id']}")
 
 
 def build(kind: str, settings: Settings) -> FastAPI:
+    """Build one of the variants."""
     app = create_app(settings)
     if kind == "immediate":
-        _replace_intake(app)
+        _replace_group_commit(app)
     if kind == "plain":
         app.add_api_route("/v1/erasures", plain, methods=["POST"], status_code=202)
-        app.router.routes.insert(0, app.router.routes.pop())  # the first that matches answers
+        app.router.routes.insert(0, app.router.routes.pop())  # the first matching route answers
+    if kind == "fastapi":
+        intake.remove(app)
     return app
 
 
-def _replace_intake(app: FastAPI) -> None:
+def _replace_group_commit(app: FastAPI) -> None:
     original = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(inner: FastAPI) -> AsyncIterator[dict[str, object]]:
         async with original(inner) as state:
             assert state is not None
-            yield {**state, "intake": Immediate(state["services"])}
+            yield {**state, "group_commit": ImmediateAnswer(state["services"])}
 
     app.router.lifespan_context = lifespan
 
@@ -57,6 +65,7 @@ def plain(
     services: ServicesOf,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> Response:
+    """Record a request in a transaction of its own."""
     prepared = service.prepare(services.vault, caller.tenant_id, body, body.subjects, idempotency_key)
     outcome = record_group(services.database, [prepared])[0]
     if isinstance(outcome, ServiceError):
@@ -66,8 +75,10 @@ def plain(
 
 
 def main() -> None:
+    """Serve the variant named on the command line."""
     settings = load_settings()
-    logs.configure(settings)
+    share_interpreter()  # as the gateway does
+    logging.configure(settings)
     uvicorn.run(
         build(sys.argv[1], settings),
         host=settings.host,

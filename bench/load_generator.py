@@ -1,6 +1,6 @@
-"""A small HTTP/1.1 load generator: many keep-alive connections, one process, bounded in time.
+"""A small HTTP/1.1 load generator: many keep-alive connections in one process, for a fixed time.
 
-Raw sockets, because on two cores a comfortable client would be what is measured.
+It uses raw sockets, because on two cores a full HTTP client would dominate the measurement.
 """
 
 import asyncio
@@ -16,6 +16,8 @@ _ID = re.compile(rb'"id":"([0-9a-f-]{36})"')
 
 @dataclass
 class Load:
+    """Result of one load run."""
+
     requests: int
     failures: int
     seconds: float
@@ -25,16 +27,18 @@ class Load:
 
     @property
     def rate(self) -> float:
+        """Acknowledged requests per second."""
         return self.requests / self.seconds
 
 
 async def load(*, host: str, port: int, key: str, connections: int, seconds: float) -> Load:
+    """Send erasure requests over `connections` connections for `seconds` seconds."""
     latencies: list[float] = []
     ids: list[str] = []
     failures = 0
     end = time.perf_counter() + seconds
 
-    async def one(number: int) -> None:
+    async def send_requests(number: int) -> None:
         nonlocal failures
         try:
             reader, writer = await asyncio.open_connection(host, port)
@@ -48,8 +52,8 @@ async def load(*, host: str, port: int, key: str, connections: int, seconds: flo
             try:
                 writer.write(_request(host, key, f"person-{number}-{count}"))
                 head = await reader.readuntil(b"\r\n\r\n")
-                found = _LENGTH.search(head)
-                body = await reader.readexactly(int(found[1]) if found else 0)
+                length = _LENGTH.search(head)
+                body = await reader.readexactly(int(length[1]) if length else 0)
             except (OSError, asyncio.IncompleteReadError):
                 failures += 1
                 break
@@ -62,7 +66,7 @@ async def load(*, host: str, port: int, key: str, connections: int, seconds: flo
         writer.close()
 
     started = time.perf_counter()
-    await asyncio.gather(*(one(number) for number in range(connections)))
+    await asyncio.gather(*(send_requests(number) for number in range(connections)))
     elapsed = time.perf_counter() - started
     latencies.sort()
     return Load(
@@ -88,7 +92,7 @@ def _request(host: str, key: str, subject: str) -> bytes:
 
 
 def main() -> None:
-    """host port key connections seconds → one JSON line."""
+    """Read host, port, key, connections and seconds from the command line and print one line of JSON."""
     host, port, key, connections, seconds = sys.argv[1:]
     result = asyncio.run(
         load(host=host, port=int(port), key=key, connections=int(connections), seconds=float(seconds))

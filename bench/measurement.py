@@ -1,4 +1,4 @@
-"""What every measurement needs: medians, peak memory, and where it was taken."""
+"""Helpers shared by the benchmarks: timing, peak memory and a description of the machine."""
 
 import contextlib
 import ctypes
@@ -16,25 +16,30 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def full() -> bool:
-    """Whether the long version was asked for."""
+    """Return whether BENCH=full asks for the long versions."""
     return os.environ.get("BENCH", "") == "full"
 
 
 def timed(call: Callable[[], T]) -> tuple[float, T]:
+    """Call a function and return the seconds it took and its result."""
     started = time.perf_counter()
     result = call()
     return time.perf_counter() - started, result
 
 
 def median(values: list[float]) -> float:
+    """Return the median."""
     return statistics.median(values)
 
 
 def peak_memory(call: Callable[[], T]) -> tuple[int | None, T]:
-    """Peak resident bytes beyond those held at the start; None where the system does not tell."""
+    """Call a function and return its peak memory beyond the start, and its result.
+
+    The memory is in bytes, or None if the system does not report it.
+    """
     status, refs = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # what earlier work freed shall not hide what this one takes
+        ctypes.CDLL(None).malloc_trim(0)  # Memory that earlier work freed must not hide what this call takes.
     try:
         refs.write_text("5")  # resets the high-water mark (Linux)
     except OSError:
@@ -50,7 +55,7 @@ def _kilobytes(status: Path, field: str) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, versions and commit, so that a figure can be judged later."""
+    """Return processor, versions and commit, so that figures can be judged later."""
     import numpy
     import scipy
     import torch

@@ -1,4 +1,4 @@
-"""Rows for the networks' measurements, and an anchor fitted on public ones by stochastic steps."""
+"""Rows for the network benchmarks, and an anchor fitted on public rows by stochastic gradients."""
 
 import numpy as np
 import torch
@@ -10,13 +10,21 @@ from worker.engine.networks.architectures import AllCnn, Mlp, build
 from worker.engine.rows import ArrayRows
 
 _BATCH = 64
-_RATE, _DECAY = 1e-2, 0.1  # AdamW's: small weights keep M, and with it the gradient asked for, within reach
+_RATE, _DECAY = (
+    1e-2,
+    0.1,
+)  # AdamW's rate and decay. Small weights keep M small, so that B2 needs no tiny gradient.
 
 
 def scaled(
     pixels: NDArray[np.uint8], shape: tuple[int, int, int], side: int | None, centre: float
 ) -> NDArray[np.float32]:
-    """(n, width) over 255 and less `centre`, averaged down to `side`² pixels: no constant is the data's."""
+    """Scale pixels to [0, 1], subtract `centre` and average down to `side`² pixels.
+
+    (n, width) -> (n, width)
+
+    No constant depends on the data.
+    """
     x = pixels.astype(np.float32) / np.float32(255)
     if side is not None:
         channels, height, width = shape
@@ -27,8 +35,11 @@ def scaled(
 
 def stochastic_anchor(
     rows: ArrayRows, spec: Mlp | AllCnn, start: Tensor, *, epochs: int, seed: int
-) -> Tensor:  # (d,)
-    """AdamW in float32, its rate rising and falling: an anchor need not be a minimiser."""
+) -> Tensor:
+    """Fit an anchor with AdamW in float32 and a one-cycle rate. -> (d,)
+
+    An anchor need not be a minimiser.
+    """
     module = build(spec).float()
     torch.nn.utils.vector_to_parameters(start.float(), module.parameters())
     x, y = rows.sample(torch.arange(rows.count))

@@ -1,10 +1,11 @@
-"""Networks: unlearned and certified under a condition, beside retraining from the anchor.
+"""Network benchmark: certified unlearning (conditional tier) against retraining from the anchor.
 
-MNIST with 784-32-32-10 GELU, and a small AllCNN on CIFAR-10 at 16x16 pixels. The anchor is fitted on public
-rows that are never erased; a biased set is erased from a version that was published with noise. Cost is
-counted in full passes (rows touched / rows; a product counts as one), the same for both.
+MNIST with a 784-32-32-10 GELU network, and a small AllCNN on CIFAR-10 at 16x16 pixels. The anchor is fitted
+on public rows that are never erased. A biased set is erased from a version that was published with noise.
+Costs are in full passes (rows touched / rows; a product counts as one) for both.
 
-BENCH_CASE=CIFAR-10 measures that one alone; the other's figures stay if they are of the same commit.
+BENCH_CASE=CIFAR-10 measures that case alone. The figures of the other are kept if they come from the same
+commit.
 """
 
 import json
@@ -20,19 +21,17 @@ from rich.table import Table
 from torch import Tensor
 
 from bench.datasets import Images, cifar10, mnist
-from bench.measuring import RESULTS, machine, timed
+from bench.measurement import RESULTS, machine, timed
 from bench.network_data import scaled, stochastic_anchor
-from certificate.privacy import grid_step, sigma_for
+from lethe.certificate.privacy import grid_step, sigma_for
 from worker.engine import noise
 from worker.engine.networks.architectures import AllCnn, Mlp, dimension, initial_point
-from worker.engine.networks.nearing import Neared, certify_nearer
+from worker.engine.networks.certify_rounds import RoundsResult, certify_in_rounds
 from worker.engine.networks.objective import NetworkObjective
-from worker.engine.objective import CertifiedGradient
 from worker.engine.rows import ArrayRows
 from worker.engine.trust_region import Solution, SolverSettings, minimise
-from worker.evaluation.networks import NetworkHoldout
-from worker.evaluation.sampling import biased_deletion
-from worker.evaluation.utility import classification
+from worker.evaluation.biased_deletions import biased_deletion
+from worker.evaluation.utility import NetworkHoldout, classification
 
 EPSILON, DELTA, TARGET = 1.0, 1e-5, 1e-4
 FAILURE = DELTA / 1e4
@@ -42,6 +41,8 @@ SETTINGS = SolverSettings(max_steps=400)
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    """One dataset, network and erasure."""
+
     name: str
     spec: Mlp | AllCnn
     lam: float
@@ -50,9 +51,9 @@ class Case:
     erased: int
     anchor_lam: float = 1e-2
     anchor_steps: int = 400
-    anchor_epochs: int = 0  # of stochastic steps instead
-    side: int | None = None  # of images averaged down
-    centre: float = 0.0  # a constant taken from every pixel
+    anchor_epochs: int = 0  # of stochastic steps in place of anchor_steps
+    side: int | None = None  # images are averaged down to this side
+    centre: float = 0.0  # constant subtracted from every pixel
     seed: int = 0
 
 
@@ -72,6 +73,8 @@ CIFAR = Case(
 
 @dataclass(frozen=True, slots=True)
 class Split:
+    """Public, private and test rows of a case."""
+
     public: ArrayRows
     private: ArrayRows
     labels: NDArray[np.int64]
@@ -79,24 +82,25 @@ class Split:
 
 
 def run() -> None:
+    """Measure every selected case, write results/networks.json and print a summary."""
     report: dict[str, Any] = {"machine": machine(), "epsilon": EPSILON, "delta": DELTA, "target": TARGET}
-    asked = os.environ.get("BENCH_CASE")
-    if asked:
-        report |= _kept(report["machine"]["commit"])
+    selected = os.environ.get("BENCH_CASE")
+    if selected:
+        report |= _earlier_figures(report["machine"]["commit"])
     for case, images in ((MNIST, mnist), (CIFAR, cifar10)):
-        if not asked or asked == case.name:
-            report[case.name] = _timed(case, images())
+        if not selected or selected == case.name:
+            report[case.name] = _measure_case(case, images())
             write(report)
-    show(report)
+    print_report(report)
 
 
-def _timed(case: Case, images: Images) -> dict[str, Any]:
-    seconds, found = timed(lambda: measure(case, split(images, case)))
-    return found | {"seconds": seconds}
+def _measure_case(case: Case, images: Images) -> dict[str, Any]:
+    seconds, figures = timed(lambda: measure(case, split(images, case)))
+    return figures | {"seconds": seconds}
 
 
-def _kept(commit: str | None) -> dict[str, Any]:
-    """Figures of an earlier run, if it was of this very commit."""
+def _earlier_figures(commit: str | None) -> dict[str, Any]:
+    """Return the figures of an earlier run of this very commit."""
     path = RESULTS / "networks.json"
     earlier = json.loads(path.read_text()) if path.exists() else {}
     if commit is None or earlier.get("machine", {}).get("commit") != commit:
@@ -105,14 +109,14 @@ def _kept(commit: str | None) -> dict[str, Any]:
 
 
 def write(report: dict[str, Any]) -> None:
-    """After each case: the next one takes minutes."""
+    """Write the report. It is called after each case, because the next one takes minutes."""
     report["bars"] = bars(report)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "networks.json").write_text(json.dumps(report, indent=2) + "\n")
 
 
 def split(images: Images, case: Case) -> Split:
-    """Public rows first, then private ones, of one fixed shuffle."""
+    """Split one fixed shuffle into public rows, then private rows."""
     shuffled = np.random.default_rng(case.seed).permutation(len(images.train_labels))
     order = shuffled[: case.public + case.private]
     pixels = scaled(images.train_images[order], images.shape, case.side, case.centre)
@@ -127,77 +131,85 @@ def split(images: Images, case: Case) -> Split:
 
 
 def released(w: Tensor, sigma: float) -> Tensor:
-    """Release a copy of w as the service does: noised, on the public grid."""
+    """Return w as the service would release it: noised, on the public grid."""
     step = grid_step(sigma)
     return noise.on_grid(noise.noised(w, sigma=sigma, step=step), step).to(torch.float64)
 
 
 def measure(case: Case, data: Split) -> dict[str, Any]:
+    """Train, release, erase, unlearn, certify and compare with retraining."""
     anchor = fitted_anchor(case, data)
     trained = _fit(_objective(case, data.private, anchor), anchor)
     sigma = sigma_for(epsilon=EPSILON, delta=DELTA - FAILURE, distance=TARGET)
     published = released(trained.w, sigma)
     sizes = [_erasure(case, data, anchor, published, case.erased // part) for part in (100, 10)]
-    found = _erasure(case, data, anchor, published, case.erased)
-    certified = certify_nearer(
-        found.retained,
+    erasure = _erasure(case, data, anchor, published, case.erased)
+    certified = certify_in_rounds(
+        erasure.retained,
         case.spec,
-        found.unlearned.w,
+        erasure.unlearned.w,
         target=TARGET,
         failure_probability=FAILURE,
         settings=SETTINGS,
-        gradient=CertifiedGradient(found.unlearned.gradient_norm, found.unlearned.rounding),
+        known=erasure.unlearned.evaluation,
     )
     truth = minimise(
-        found.retained, found.retrained.w, target=TARGET * 1e-4, working_floor=case.lam / 4, settings=SETTINGS
+        erasure.retained,
+        erasure.retrained.w,
+        target=TARGET * 1e-4,
+        working_floor=case.lam / 4,
+        settings=SETTINGS,
     )
     holdout = NetworkHoldout(_objective(case, data.test, anchor))
-    return _described(case, sigma) | {
+    return _describe(case, sigma) | {
         "train": _cost(trained),
-        "by_erasure": [it.summary() for it in (*sizes, found)],
-        "kl_retained_original": found.kl,
-        "unlearn": _cost(found.unlearned),
-        "retrain": _cost(found.retrained),
-        "passes_ratio": found.ratio,
+        "by_erasure": [it.summary() for it in (*sizes, erasure)],
+        "kl_retained_original": erasure.kl,
+        "unlearn": _cost(erasure.unlearned),
+        "retrain": _cost(erasure.retrained),
+        "passes_ratio": erasure.ratio,
         "certificate": _certificate(certified),
-        "passes_ratio_with_certificate": (found.unlearned.passes + _bill(certified)) / found.retrained.passes,
+        "passes_ratio_with_certificate": (erasure.unlearned.passes + _bill(certified))
+        / erasure.retrained.passes,
         "true_distance": float(torch.linalg.vector_norm(certified.w - truth.w)),
-        "true_distance_before_tightening": float(torch.linalg.vector_norm(found.unlearned.w - truth.w)),
-        "retrained_distance": float(torch.linalg.vector_norm(found.retrained.w - truth.w)),
+        "true_distance_before_tightening": float(torch.linalg.vector_norm(erasure.unlearned.w - truth.w)),
+        "retrained_distance": float(torch.linalg.vector_norm(erasure.retrained.w - truth.w)),
         "reference": _cost(truth),
         "f1": _scores(holdout, anchor, published, certified.w, truth.w, sigma),
     }
 
 
 @dataclass(frozen=True, slots=True)
-class Erased:
-    """The same rows left, from the published version and from the anchor, to the same gradient."""
+class ErasureResult:
+    """The same retained rows solved from the published version and from the anchor, to the same gradient."""
 
     rows: int
     kl: float
-    gradients: tuple[float, float]  # ‖g‖ at the published version and at the anchor: how far either has to go
+    gradients: tuple[float, float]  # ‖g‖ at the published version and at the anchor
     retained: NetworkObjective
     unlearned: Solution
     retrained: Solution
 
     @property
     def ratio(self) -> float:
+        """Passes of unlearning divided by those of retraining."""
         return self.unlearned.passes / self.retrained.passes
 
     def summary(self) -> dict[str, Any]:
+        """Return the figures for the report."""
         passes = {"unlearn_passes": self.unlearned.passes, "retrain_passes": self.retrained.passes}
         return {"erased": self.rows, "start_gradients": self.gradients, **passes, "ratio": self.ratio}
 
 
-def _erasure(case: Case, data: Split, anchor: Tensor, published: Tensor, rows: int) -> Erased:
+def _erasure(case: Case, data: Split, anchor: Tensor, published: Tensor, rows: int) -> ErasureResult:
     deletion = biased_deletion(data.labels, rows, seed=case.seed)
     retained = _objective(case, _without(data.private, data.labels, deletion.rows), anchor)
     norms = retained.evaluate(published).norm, retained.evaluate(anchor).norm
-    kl = deletion.shift.kl_retained_original
-    return Erased(rows, kl, norms, retained, _fit(retained, published), _fit(retained, anchor))
+    kl = deletion.drift.kl_retained_original
+    return ErasureResult(rows, kl, norms, retained, _fit(retained, published), _fit(retained, anchor))
 
 
-def _described(case: Case, sigma: float) -> dict[str, Any]:
+def _describe(case: Case, sigma: float) -> dict[str, Any]:
     return {
         "network": str(case.spec),
         "dimension": dimension(case.spec),
@@ -208,12 +220,12 @@ def _described(case: Case, sigma: float) -> dict[str, Any]:
     }
 
 
-def _bill(certified: Neared) -> float:
+def _bill(certified: RoundsResult) -> float:
     return certified.passes + sum(solve.passes for solve in certified.solves)
 
 
 def fitted_anchor(case: Case, data: Split) -> Tensor:
-    """On public rows; it need not be a minimiser."""
+    """Fit the anchor on public rows. It need not be a minimiser."""
     start = initial_point(case.spec, case.seed)
     if case.anchor_epochs:
         return stochastic_anchor(data.public, case.spec, start, epochs=case.anchor_epochs, seed=case.seed)
@@ -247,18 +259,20 @@ def _cost(solution: Solution) -> dict[str, Any]:
     }
 
 
-def _certificate(certified: Neared) -> dict[str, Any]:
-    found = certified.found
+def _certificate(certified: RoundsResult) -> dict[str, Any]:
+    result = certified.kantorovich
     return {
-        "verdict": str(found.verdict),
-        "distance": found.distance,
-        "gradient": found.gradient_norm + found.rounding,
-        "rounding": found.rounding,
-        "curvature_floor": found.floor,
-        "hessian_lipschitz": found.lipschitz,
-        "h": found.h,
-        "route": found.curvature.route if found.curvature else None,
-        "lanczos_steps": found.curvature.runs[-1].steps if found.curvature and found.curvature.runs else None,
+        "verdict": str(result.verdict),
+        "distance": result.distance,
+        "gradient": result.gradient_norm + result.rounding,
+        "rounding": result.rounding,
+        "curvature_floor": result.floor,
+        "hessian_lipschitz": result.lipschitz,
+        "h": result.h,
+        "route": result.curvature.route if result.curvature else None,
+        "lanczos_steps": result.curvature.runs[-1].steps
+        if result.curvature and result.curvature.runs
+        else None,
         "passes": certified.passes,
         "solve_passes": sum(solve.passes for solve in certified.solves),
         "solves": len(certified.solves),
@@ -274,28 +288,29 @@ def _scores(
     retrained: Tensor,
     sigma: float,
 ) -> dict[str, float]:
-    """Micro-F1 in points; noised models as the mean over draws."""
+    """Return micro-F1 in points. Noised models are averaged over draws."""
 
     def noised(w: Tensor) -> float:
         draws = [released(w, sigma) for _ in range(DRAWS)]
         return float(np.mean([100 * classification(holdout, draw).micro_f1 for draw in draws]))
 
-    found = {
+    scores = {
         "anchor": 100 * classification(holdout, anchor).micro_f1,
         "published": 100 * classification(holdout, published).micro_f1,
         "unlearned": noised(unlearned),
         "retrained": noised(retrained),
     }
-    return found | {"delta": found["retrained"] - found["unlearned"]}
+    return scores | {"delta": scores["retrained"] - scores["unlearned"]}
 
 
 def bars(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    """Return the targets of each case and whether they are met."""
+    bars_by_name: dict[str, dict[str, Any]] = {}
     for name in (name for name in (MNIST.name, CIFAR.name) if name in report):
         case = report[name]
         certificate = case["certificate"]
         certified = certificate["verdict"].startswith("certified") and certificate["distance"] <= TARGET
-        found |= {
+        bars_by_name |= {
             f"{name}: certified, Δ": {"measured": certificate["distance"], "asked": TARGET, "met": certified},
             f"{name}: true distance within Δ": {
                 "measured": case["true_distance"],
@@ -313,11 +328,12 @@ def bars(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
                 "met": case["passes_ratio"] <= 0.6,
             },
         }
-    return found
+    return bars_by_name
 
 
-def show(report: dict[str, Any]) -> None:
-    table = Table("", "measured", "asked", "", title="Networks")
+def print_report(report: dict[str, Any]) -> None:
+    """Print the targets as a table."""
+    table = Table("", "measured", "target", "", title="Networks")
     for name, bar in report["bars"].items():
         table.add_row(
             name, f"{bar['measured']:.3g}", f"{bar['asked']:.3g}", "met" if bar["met"] else "missed"

@@ -1,8 +1,9 @@
-"""The measured examples of docs/paper.md: the paper's statements on MNIST softmax, distances and ratios only.
+"""The measured examples of docs/paper.md: the paper's statements on MNIST softmax.
 
 Rows scaled to norm ≤ 1 with a constant feature, λ = 1e-4, 1,600 of 12,000 rows erased with the paper's class
 weights (BENCH=full: 8,000 of 60,000, the same share). `python -m bench.paper_examples` writes
-results/paper_examples.json; no figure depends on the clock.
+results/paper_examples.json. All figures are distances and ratios, none depends on the clock. The function
+names are the keys of the report.
 """
 
 import json
@@ -18,19 +19,18 @@ from torch import Tensor
 
 from bench.datasets import mnist
 from bench.engine import CLASSES, LAMBDA, SCALE, SEED, Data, load_digits
-from bench.measuring import RESULTS, full, machine
-from certificate.privacy import classical_sigma, delta_of, sigma_for
+from bench.measurement import RESULTS, full, machine
+from lethe.certificate.privacy import classical_sigma, delta_of, sigma_for
+from worker.engine.baselines import guo2020, tr_paper, zhang2024
+from worker.engine.baselines.lipschitz import largest_eigenvalue
+from worker.engine.baselines.lissa import LissaSettings, lissa
+from worker.engine.baselines.result import BaselineResult, noise_last, posterior
 from worker.engine.families import Softmax
 from worker.engine.objective import Sampling
-from worker.engine.published import guo2020, tr_paper, zhang2024
-from worker.engine.published.ceiling import curvature_ceiling
-from worker.engine.published.lissa import LissaSettings, lissa
-from worker.engine.published.outcome import PublishedResult, noise_last, posterior
 from worker.engine.rows import ArrayRows
 from worker.engine.subproblem import Quadratic, steihaug
-from worker.engine.training import train
-from worker.engine.trust_region import Solution, SolverSettings, minimise
-from worker.evaluation.sampling import biased_deletion
+from worker.engine.trust_region import Solution, SolverSettings, minimise, train
+from worker.evaluation.biased_deletions import biased_deletion
 from worker.evaluation.utility import classification
 
 ROWS = 60_000 if full() else 12_000
@@ -40,7 +40,7 @@ WIDE = tr_paper.PaperSettings(steps=10, tau=0.8)
 
 
 class Problem:
-    """The erasure every example looks at."""
+    """The erasure that every example examines."""
 
     def __init__(self) -> None:
         everything = load_digits()
@@ -54,6 +54,7 @@ class Problem:
 
     @cached_property
     def free(self) -> Solution:
+        """Ten trust-region steps without the cap."""
         return minimise(self.objective, self.start, target=1e-6, settings=SolverSettings(max_steps=10))
 
     @cached_property
@@ -63,21 +64,26 @@ class Problem:
 
     @cached_property
     def capped(self) -> tr_paper.PaperResult:
+        """Ten steps of the paper's method."""
         return tr_paper.unlearn(self.objective, self.start, settings=WIDE)
 
     @cached_property
-    def guo(self) -> PublishedResult:
+    def guo(self) -> BaselineResult:
+        """The Newton step of Guo et al."""
         chosen = guo2020.GuoSettings(tolerance=1e-6)
         return guo2020.unlearn(self.objective, self.start, erased=ERASED, settings=chosen)
 
     def true(self, w: Tensor) -> float:
+        """Return the distance to the retrained weights."""
         return _norm(w - self.truth)
 
     def figures(self, w: Tensor) -> dict[str, float | None]:
+        """Return the true distance and B1 at w."""
         return {"true": self.true(w), "b1": posterior(self.objective, w)}
 
 
 def run() -> None:
+    """Run every example, print it and write the report."""
     problem, console = Problem(), Console()
     report: dict[str, Any] = {
         "machine": machine(),
@@ -95,9 +101,9 @@ def run() -> None:
 
 
 def shift(problem: Problem) -> dict[str, Any]:
-    """Proposition 1: a biased deletion moves the class mix; a uniform one of the same size hardly does."""
+    """Proposition 1: a biased deletion changes the class mix, a uniform one of the same size hardly does."""
     uniform = biased_deletion(problem.digits.labels, ERASED, weights={}, seed=SEED)
-    biased, even = problem.deletion.shift, uniform.shift
+    biased, even = problem.deletion.drift, uniform.drift
     return {
         "kl_retained_original_biased": biased.kl_retained_original,
         "kl_original_retained_biased": biased.kl_original_retained,
@@ -107,7 +113,7 @@ def shift(problem: Problem) -> dict[str, Any]:
 
 
 def cap(problem: Problem) -> dict[str, Any]:
-    """Departure 1: with the cap ‖p‖ ≤ τ‖g‖/L convergence is that of gradient descent."""
+    """Departure 1: with the cap ‖p‖ ≤ τ‖g‖/L, convergence is that of gradient descent."""
     capped, free = problem.capped, problem.free
     longest = _norm(problem.guo.w - problem.start)
     return {
@@ -121,7 +127,7 @@ def cap(problem: Problem) -> dict[str, Any]:
 
 
 def corollary(problem: Problem) -> dict[str, Any]:
-    """Departure 2: what Corollary 1 says, which steps earn it, and how many it would take."""
+    """Departure 2: what Corollary 1 states, which steps earn it, and how many steps it would need."""
     result = problem.capped
     narrow = tr_paper.unlearn(
         problem.objective, problem.start, settings=replace(WIDE, initial_radius=1e-2, grow=1 + 1e-9)
@@ -145,16 +151,18 @@ def corollary(problem: Problem) -> dict[str, Any]:
 
 
 def ceiling(problem: Problem) -> dict[str, Any]:
-    """Departure 3: power iteration comes from below, and the gap is not known before the run."""
+    """Departure 3: power iteration approaches L from below, and the gap is unknown before the run."""
     operator = problem.objective.hessian(problem.start)
-    seen = {
-        count: curvature_ceiling(operator, problem.start, iterations=count, seed=SEED)
+    estimates = {
+        count: largest_eigenvalue(operator, problem.start, iterations=count, seed=SEED)
         for count in (2, 5, 20, 50)
     }
     gap = problem.first.value - problem.objective.value(problem.truth)
     substitute = problem.first.norm**2 / (2 * LAMBDA)
     return {
-        "estimate_over_longest_run": {str(count): value / seen[50] for count, value in seen.items()},
+        "estimate_over_longest_run": {
+            str(count): value / estimates[50] for count, value in estimates.items()
+        },
         "gap": gap,
         "substitute": substitute,
         "substitute_over_gap": substitute / gap,
@@ -162,7 +170,7 @@ def ceiling(problem: Problem) -> dict[str, Any]:
 
 
 def residual_bound(problem: Problem) -> dict[str, Any]:
-    """Proposition 3: U_t never falls; before the run it can only be (1 + τ)^t·‖g₀‖."""
+    """Departure 6: U_t never decreases, and before the run it can only be (1 + τ)^t·‖g₀‖."""
     result = problem.capped
     return {
         "gradient_over_start": result.gradient_norm / problem.first.norm,
@@ -172,7 +180,7 @@ def residual_bound(problem: Problem) -> dict[str, Any]:
 
 
 def reduction(problem: Problem) -> dict[str, Any]:
-    """Theorem 2 with LiSSA's measured error: how often the floor says more than zero."""
+    """Departure 8: Theorem 2 with LiSSA's measured error, and how often its floor exceeds zero."""
     solver = LissaSettings(chains=2, steps=400, batch=256, seed=SEED)
     chosen = replace(WIDE, steps=5, subproblem="lissa", solver=solver)
     return {f"kappa_{kappa:g}": _reduction(problem, replace(chosen, kappa=kappa)) for kappa in (1.0, 0.1)}
@@ -192,7 +200,7 @@ def _reduction(problem: Problem, settings: tr_paper.PaperSettings) -> dict[str, 
 
 def noise(problem: Problem) -> dict[str, Any]:
     """Departure 4: the δ that the classical formula really gives, and what its σ costs where it is proved."""
-    del problem  # arithmetic alone
+    del problem  # only arithmetic
     shifts = {eps: eps / math.sqrt(2 * math.log(1.25 / DELTA)) for eps in (0.5, 1.0, 8.0, 12.0)}
     half = {"epsilon": 0.5, "delta": DELTA, "distance": 1.0}
     return {
@@ -205,7 +213,7 @@ def noise(problem: Problem) -> dict[str, Any]:
 
 
 def anchor(problem: Problem) -> dict[str, Any]:
-    """Departure 5: micro-F1 on the test digits, with the minimiser held to zero or to a public model."""
+    """Departure 5: micro-F1 on the test digits, with the minimiser anchored at zero or at a public model."""
     raw = mnist()
     pixels = raw.test_images.astype(np.float32) / np.float32(255)
     extended = np.hstack([pixels, np.ones((len(pixels), 1), dtype=np.float32)]) / np.float32(SCALE)
@@ -228,7 +236,7 @@ def anchor(problem: Problem) -> dict[str, Any]:
 
 
 def comparison(problem: Problem) -> dict[str, Any]:
-    """Theorem 3 of the appendix: one capped step against one damped Newton step, both conditions holding."""
+    """Departure 7: one capped step against one damped Newton step, with both conditions of Theorem 3 met."""
     objective, start, first = problem.objective, problem.start, problem.first
     one = tr_paper.unlearn(objective, start, settings=replace(WIDE, steps=1, tau=1.0, initial_radius=1e6))
     operator = objective.hessian(start)
@@ -246,7 +254,10 @@ def comparison(problem: Problem) -> dict[str, Any]:
 
 
 def rivals(problem: Problem) -> dict[str, Any]:
-    """The rivals' own bounds against the truth; and the Hessian the paper writes for the first of them."""
+    """Departure 11: the baselines' own bounds against the truth.
+
+    It includes the Hessian that the paper prints for Guo et al.
+    """
     objective, start = problem.objective, problem.start
     guo = problem.guo
     worst = float(guo.constants["worst-case"] or 0) / LAMBDA
@@ -269,7 +280,7 @@ def rivals(problem: Problem) -> dict[str, Any]:
 
 def _damped(problem: Problem, damping: float, reach: float) -> dict[str, Any]:
     solver = LissaSettings(chains=2, steps=1000, batch=256, seed=SEED)
-    # C must hold the retrained weights by a margin that B1 can prove
+    # C must contain the retrained weights by a margin that B1 can prove.
     span = reach + (posterior(problem.objective, problem.start) or 0.0)
     settings = zhang2024.ZhangSettings(constraint=span, damping=damping, solver=solver)
     result = zhang2024.unlearn(problem.objective, problem.start, settings)
@@ -291,9 +302,12 @@ def _damped(problem: Problem, damping: float, reach: float) -> dict[str, Any]:
 
 
 def _lissa(problem: Problem) -> dict[str, Any]:
-    """The published code's s1, s2 and scale (1,000), a tenth of its chains; and a scale a tenth of ‖H‖."""
+    """Run LiSSA at the published scale of 1,000 and at a scale of ‖H‖/10.
+
+    Steps and batch are the published code's, with a tenth of its chains.
+    """
     objective, start, gradient = problem.objective, problem.start, problem.first.gradient
-    norm = curvature_ceiling(objective.hessian(start), start)
+    norm = largest_eigenvalue(objective.hessian(start), start)
     settings = LissaSettings(chains=1, steps=1000, batch=128, seed=SEED)
     published = lissa(objective, start, gradient, replace(settings, scale=1000.0))
     small = lissa(objective, start, gradient, replace(settings, scale=norm / 10))

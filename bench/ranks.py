@@ -1,13 +1,14 @@
-"""One job on two ranks against one, a thread each, and what they exchange; arithmetic for larger jobs.
+"""One job on two ranks against one, with one thread each, and the bytes they exchange.
 
-Softmax and an MLP on made-up rows; a pass (value, gradient and its bound) and a Hessian product, exact, over
-all rows. Both are measured in one run, in turn, so that other load falls on both.
+Softmax and an MLP on synthetic rows: one pass (value, gradient and its bound) and one exact Hessian product
+over all rows. Both are measured in turn within one run, so that other load affects both.
 """
 
 import json
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from app.core.settings import Settings
+from app.core.storage import Storage
 from app.db.manifest import Manifest
-from app.settings import Settings
-from app.storage import Storage
-from bench.measuring import RESULTS, full, machine, median, timed
+from bench.measurement import RESULTS, full, machine, median, timed
+from worker.data.families import FamilyObjective
 from worker.distributed import launch
-from worker.distributed.leading import Team
-from worker.distributed.wire import GroupWire, join
+from worker.distributed.protocol import GroupConnection, join
+from worker.distributed.rank0 import Team
 from worker.engine.networks.architectures import Mlp, initial_point
-from worker.loading.families import FamilyObjective
 
 Call = Callable[[], object]
 CLASSES, WIDTH, HIDDEN = 10, 256, 64
@@ -42,7 +43,7 @@ MANIFESTS: dict[str, dict[str, Any]] = {
 
 def run() -> None:
     """Measure, print, and write results/ranks.json."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # the followers' too
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the other ranks too
     torch.set_num_threads(1)
     rows, repeats = (400_000, 7) if full() else (80_000, 3)
     report: dict[str, Any] = {"machine": machine(), "rows": rows, "width": WIDTH, "repeats": repeats}
@@ -50,21 +51,24 @@ def run() -> None:
         settings = Settings(data_dir=Path(folder), nproc=2, device="cpu")
         os.environ["LETHE_DATA_DIR"], os.environ["LETHE_DEVICE"] = folder, "cpu"
         _write(Storage(settings.storage), rows)
-        with launch.meeting(settings) as meeting:
-            assert meeting is not None
-            wires: list[GroupWire] = []
+        with (
+            closing(launch.Followers()) as followers,
+            launch.open_rendezvous(settings, followers) as place,
+        ):
+            assert place is not None
+            connections: list[GroupConnection] = []
 
-            def connect() -> GroupWire:
-                assert meeting is not None
-                wires.append(join(meeting, torch.device("cpu"), settings.rank_timeout_seconds))
-                return wires[0]
+            def connect() -> GroupConnection:
+                assert place is not None
+                connections.append(join(place, torch.device("cpu"), settings.rank_timeout_seconds))
+                return connections[0]
 
             two = Team(torch.device("cpu"), 2, connect)
             alone = Team(torch.device("cpu"))
             for name in MANIFESTS:
-                report[name] = _compare(name, settings, alone, two, wires, repeats)
+                report[name] = _compare(name, settings, alone, two, connections, repeats)
                 print(name, json.dumps(report[name]))
-            report["exchange"] = _exchange(wires[0], repeats)
+            report["exchange"] = _exchange(connections[0], repeats)
             two.close()
     (RESULTS / "ranks.json").write_text(json.dumps(report, indent=2) + "\n")
 
@@ -87,7 +91,7 @@ def _write(storage: Storage, rows: int) -> None:
 
 
 def _compare(
-    name: str, settings: Settings, alone: Team, two: Team, wires: list[GroupWire], repeats: int
+    name: str, settings: Settings, alone: Team, two: Team, connections: list[GroupConnection], repeats: int
 ) -> dict[str, Any]:
     manifest = Manifest.model_validate(MANIFESTS[name] | {"width": WIDTH, "classes": CLASSES})
     anchor = initial_point(Mlp((WIDTH, HIDDEN, CLASSES), "gelu"), seed=1) if name == "mlp" else None
@@ -96,18 +100,18 @@ def _compare(
         team.objective(storage, manifest, ("rows.parquet",), anchor, scratch / "rows")
         for team in (alone, two)
     )
-    found: dict[str, Any] = {"parameters": one.dimension}
+    figures: dict[str, Any] = {"parameters": one.dimension}
     for work, prepare in {"pass": _pass, "product": _product}.items():
-        found[work] = _times(prepare(one), prepare(both), wires[0], repeats)
-    return found
+        figures[work] = _times(prepare(one), prepare(both), connections[0], repeats)
+    return figures
 
 
-def _times(one: Call, both: Call, wire: GroupWire, repeats: int) -> dict[str, Any]:
-    one()  # rows come into memory
+def _times(one: Call, both: Call, connection: GroupConnection, repeats: int) -> dict[str, Any]:
+    one()  # loads the rows into memory
     both()
-    wire.sent.clear()
+    connection.sent.clear()
     both()
-    exchanged = dict(wire.sent)
+    exchanged = dict(connection.sent)
     pairs = [(timed(one)[0], timed(both)[0]) for _ in range(repeats)]
     return {
         "seconds_one": median([first for first, _ in pairs]),
@@ -122,17 +126,17 @@ def _pass(objective: FamilyObjective) -> Call:
 
 
 def _product(objective: FamilyObjective) -> Call:
-    """Streamed on both sides: neither share is small enough to be kept whole."""
+    """Return a streamed product. Neither share of the rows is small enough to be kept in memory."""
     operator, v = objective.hessian(objective.anchor), torch.ones(objective.dimension, dtype=torch.float64)
     return lambda: operator.product(v)
 
 
-def _exchange(wire: GroupWire, repeats: int) -> dict[str, Any]:
-    """What an order costs that asks for nothing, and how fast a long vector goes out."""
-    empty = median([timed(lambda: wire.order("forget"))[0] for _ in range(20 * repeats)])
+def _exchange(connection: GroupConnection, repeats: int) -> dict[str, Any]:
+    """Measure an order without work, and the throughput of a long vector."""
+    empty = median([timed(lambda: connection.order("forget"))[0] for _ in range(20 * repeats)])
     numbers = 4_000_000
     vector = torch.ones(numbers, dtype=torch.float64)
-    seconds = median([timed(lambda: wire.order("forget", vector))[0] for _ in range(repeats)])
+    seconds = median([timed(lambda: connection.order("forget", vector))[0] for _ in range(repeats)])
     return {"order_seconds": empty, "bytes_per_second": 8 * numbers / seconds}
 
 

@@ -1,7 +1,7 @@
-"""The paper's tables and figures beside ours: every method on the same rows, in the same run.
+"""The paper's tables and figures next to ours: every method on the same rows, in the same run.
 
-`python -m bench evidence` runs every part; `python -m bench.evidence mnist lira` those named. Each part
-writes results/evidence_<part>.json when it is done, so that a run cut short leaves what it finished.
+`python -m bench evidence` runs every part, `python -m bench.evidence mnist lira` those named. Each part
+writes results/evidence_<part>.json when it finishes, so an interrupted run keeps what is done.
 """
 
 import importlib
@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from bench.measuring import RESULTS, machine, timed
+from bench.measurement import RESULTS, machine, timed
 
 PARTS = {
     "mnist": "comparison:mnist",
@@ -29,12 +29,12 @@ PARTS = {
 
 
 def run(names: Sequence[str] = ()) -> None:
-    """The parts named, or all."""
+    """Run the named parts, or all of them."""
     for name in names or PARTS:
         module, function = PARTS[name].split(":")
         measure = getattr(importlib.import_module(f"bench.evidence.{module}"), function)
         host = machine()
-        seconds, found = timed(measure)
+        seconds, figures = timed(measure)
         report: dict[str, Any] = {
             "part": name,
             "size": os.environ.get("BENCH") or "default",
@@ -43,5 +43,5 @@ def run(names: Sequence[str] = ()) -> None:
             "seconds": seconds,
         }
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"evidence_{name}.json").write_text(json.dumps(report | found, indent=1) + "\n")
+        (RESULTS / f"evidence_{name}.json").write_text(json.dumps(report | figures, indent=1) + "\n")
         print(f"evidence: {name} took {seconds:.0f} s", flush=True)

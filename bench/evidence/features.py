@@ -1,10 +1,12 @@
-"""Rows for linear models, none longer than 1. What is done to a row depends on it and on constants alone.
+"""Features for linear models, with no row longer than 1.
 
-MNIST: pixels, a constant feature, divided by a constant, as bench.engine has them. Fashion-MNIST: pixels,
-each row divided by its own length, a constant feature. CIFAR-10: in place of pixels, which carry little for
-a linear model, the answers of 64 Gaussian 6x6 filters at stride 2, both signs apart, averaged over each
-quarter of the image, square roots of that less the row's own mean; the filters are drawn once, from a fixed
-seed.
+Each depends only on its own row and on constants.
+
+MNIST: pixels and a constant feature, divided by a constant, as in bench.engine. Fashion-MNIST: pixels, each
+row divided by its own length, and a constant feature. CIFAR-10: pixels carry little for a linear model, so
+the features are the responses of 64 Gaussian 6x6 filters at stride 2, positive and negative parts separately,
+averaged over each quarter of the image. Their square roots, less the mean of the row, are used. The filters
+are drawn once from a fixed seed.
 """
 
 import math
@@ -22,7 +24,7 @@ _BLOCK = 1000
 
 
 def load(name: str, rows: int) -> tuple[Data, Data]:
-    """Training rows, so many at random, and all test rows of a data set, ready for `Data.objective`."""
+    """Return `rows` random training rows and all test rows of a dataset, ready for `Data.objective`."""
     images = SOURCES[name]()
     part = np.sort(np.random.default_rng(0).permutation(len(images.train_labels))[:rows])
     train = Data(_features(images, images.train_images[part]), images.train_labels[part].astype(np.int64))
@@ -30,7 +32,7 @@ def load(name: str, rows: int) -> tuple[Data, Data]:
 
 
 def described(name: str) -> str:
-    """What the linear model sees."""
+    """Describe what the linear model sees."""
     if name == "CIFAR-10":
         return f"{FILTERS} fixed random {PATCH}×{PATCH} filters, both signs, roots of means over quarters"
     return "pixels"
@@ -40,10 +42,10 @@ def _features(images: Images, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
     pixels = rows.astype(np.float32) / np.float32(255)
     if images.name == "MNIST":
         return _with_constant(pixels, SCALE)
-    found = _filtered(images, pixels) if images.shape[0] == 3 else pixels
-    lengths = np.linalg.norm(found, axis=1, keepdims=True)
-    found = found / np.maximum(lengths, np.float32(1e-6))
-    return _with_constant(found.astype(np.float32, copy=False), math.sqrt(2))
+    features = _filtered(images, pixels) if images.shape[0] == 3 else pixels
+    lengths = np.linalg.norm(features, axis=1, keepdims=True)
+    features = features / np.maximum(lengths, np.float32(1e-6))
+    return _with_constant(features.astype(np.float32, copy=False), math.sqrt(2))
 
 
 def _filtered(images: Images, pixels: NDArray[np.float32]) -> NDArray[np.float32]:

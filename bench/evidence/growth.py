@@ -1,4 +1,4 @@
-"""How unlearning grows with rows, parameters and the size of a batch, in time and memory."""
+"""How unlearning scales with rows, parameters and batch size, in time and memory."""
 
 from typing import Any
 
@@ -11,15 +11,16 @@ from bench.evidence import features
 from bench.evidence.clock import clocked
 from bench.evidence.plan import plan
 from bench.evidence.problems import Linear
-from bench.measuring import peak_memory
-from worker.evaluation.sampling import biased_deletion
+from bench.measurement import peak_memory
+from worker.evaluation.biased_deletions import biased_deletion
 
-SEED, SHARE = 11, 10  # one row in ten is erased unless the batch is what grows
+SEED, SHARE = 11, 10  # One row in ten is erased, except where the batch size varies.
 SIDES = (8, 16, 32)
 _COLOUR_ROWS = 10_000
 
 
 def measure() -> dict[str, Any]:
+    """Measure along each axis."""
     sizes = plan()
     loaded = features.load("MNIST", sizes.growth_rows[-1])
     by_rows = [_point(Linear("MNIST", rows=n, loaded=loaded), n // SHARE) for n in sizes.growth_rows]
@@ -35,22 +36,22 @@ def measure() -> dict[str, Any]:
 def _point(problem: Linear, erased: int) -> dict[str, Any]:
     deletion = biased_deletion(problem.labels, erased, seed=SEED)
     objective = problem.objective(problem.kept(deletion.rows))
-    memory, (clock, found) = peak_memory(lambda: clocked(lambda: problem.solve(objective, problem.start)))
+    memory, (clock, solution) = peak_memory(lambda: clocked(lambda: problem.solve(objective, problem.start)))
     return {
         "data": problem.name,
         "rows": len(problem.labels),
         "parameters": problem.dimension,
         "erased": erased,
-        "outcome": found.outcome.name,
+        "outcome": solution.outcome.name,
         **clock.record(),
-        "passes": found.passes,
+        "passes": solution.passes,
         "peak_megabytes_beyond_rows": memory and memory / 2**20,
         "rows_megabytes": 4 * objective.rows.count * objective.rows.width / 2**20,
     }
 
 
 def _pooled(side: int, rows: int) -> Linear:
-    """CIFAR-10 at `side` x `side` pixels: the same rows with fewer or more parameters."""
+    """Return CIFAR-10 at `side` x `side` pixels: the same rows with another number of parameters."""
     raw = cifar10()
     train = Data(_averaged(raw.train_images[:rows], side), raw.train_labels[:rows].astype(np.int64))
     test = Data(_averaged(raw.test_images[:100], side), raw.test_labels[:100].astype(np.int64))

@@ -1,8 +1,8 @@
-"""U-LiRA on a small convex case: the attack that knows the whole pipeline, with a few shadow models.
+"""U-LiRA on a small convex problem: the attack that knows the whole pipeline, with a few shadow models.
 
-A base of MNIST rows stays; random halves of a few hundred more are learned and then erased. `none` erases
-nothing, which shows what the attack can find; `retrain` leaves nothing to find. Releases carry each method's
-own noise; `tr`, `tr-paper` and so on before noise are there because noise that destroys a model hides all.
+A base of MNIST rows stays. Random halves of a few hundred more are learned and then erased. `none` erases
+nothing and shows what the attack can find, `retrain` leaves nothing to find. Releases carry each method's own
+noise. Figures before noise are included because noise that destroys a model hides everything.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ SEED, TARGETS = 3, 4
 
 
 class Attacked:
-    """Pipelines over one base. What a mask led to is kept, since every method sees the same masks."""
+    """Pipelines over one base. Results are cached by mask, since every method sees the same masks."""
 
     def __init__(self, base: int, rows: int) -> None:
         self._data, self._test = features.load("MNIST", base + rows)
@@ -35,6 +35,8 @@ class Attacked:
         self._ends: dict[tuple[bytes, str], tuple[Tensor, float | None]] = {}
 
     def pipeline(self, method: str, *, noise: bool) -> Callable[[NDArray[np.bool_]], NDArray[np.float64]]:
+        """Return the pipeline of a method, with or without release noise, for `u_lira`."""
+
         def margins(mask: NDArray[np.bool_]) -> NDArray[np.float64]:
             w, sigma = self._end(mask, method)
             if noise and sigma is not None:
@@ -58,8 +60,8 @@ class Attacked:
         if method == "retrain":
             objective = erasure.retained()
             return problem.solve(objective, objective.anchor).w, None
-        found = unlearn(erasure, method)
-        return found.w, found.sigma
+        result = unlearn(erasure, method)
+        return result.w, result.sigma
 
     def _problem(self, mask: NDArray[np.bool_]) -> Linear:
         key = mask.tobytes()
@@ -71,6 +73,7 @@ class Attacked:
 
 
 def measure() -> dict[str, Any]:
+    """Attack every method."""
     sizes = plan()
     attacked = Attacked(5 * sizes.lira_rows, sizes.lira_rows)
     results: dict[str, Any] = {}
@@ -91,11 +94,11 @@ def measure() -> dict[str, Any]:
 
 
 def _attack(attacked: Attacked, method: str, shadows: int, *, noise: bool) -> dict[str, Any]:
-    found = u_lira(
+    result = u_lira(
         attacked.pipeline(method, noise=noise),
         rows=attacked.rows,
         shadows=shadows,
         targets=TARGETS,
         seed=SEED,
     ).attack
-    return {"auc": estimate(found.auc), "tpr": estimate(found.tpr[0.01])}
+    return {"auc": estimate(result.auc), "tpr": estimate(result.tpr[0.01])}

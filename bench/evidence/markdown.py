@@ -1,4 +1,4 @@
-"""Numbers and tables as Markdown; the same figures always give the same text."""
+"""Formats numbers and tables as Markdown. The same figures always give the same text."""
 
 import json
 import math
@@ -10,26 +10,29 @@ Report = dict[str, Any]
 
 
 def read(folder: Path, name: str) -> Report | None:
-    """A result, or None when it was not measured."""
+    """Return a stored result, or None if it was not measured."""
     path = folder / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def figure(name: str, says: str) -> str:
-    return f"![{says}](figures/{name}.svg)"
+def figure(name: str, caption: str) -> str:
+    """Return a Markdown image with a caption."""
+    return f"![{caption}](figures/{name}.svg)"
 
 
 def missing(command: str) -> str:
-    return f"Not measured: `{command}` has not been run for this page."
+    """Return the sentence for a part that was not measured."""
+    return f"Not measured. Run `{command}`."
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Three figures, in words of the reader: 0.00037, 12.3, 1.2e+07.
+    """Format with three significant digits.
 
     >>> number(1234567.0), number(0.5), number(None)
     ('1.23e+06', '0.5', '–')
@@ -40,25 +43,26 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def points(value: float | None) -> str:
+    """Format with two decimals."""
     return "–" if value is None else f"{value:.2f}".replace("-0.00", "0.00")
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Mean and range.
+    """Format mean and range.
 
     >>> spread([1.0, 2.0, 3.0])
     '2.00 (1.00 … 3.00)'
     """
     if not values:
         return "–"
-    shown = [f"{v:.{digits}f}" for v in (sum(values) / len(values), min(values), max(values))]
+    cells = [f"{v:.{digits}f}" for v in (sum(values) / len(values), min(values), max(values))]
     zero = f"{0:.{digits}f}"
-    mean, low, high = (zero if v == f"-{zero}" else v for v in shown)
+    mean, low, high = (zero if v == f"-{zero}" else v for v in cells)
     return mean if low == high == mean else f"{mean} ({low} … {high})"
 
 
 def loose(values: Sequence[float]) -> str:
-    """Mean and range of figures of any size."""
+    """Format mean and range of figures of any magnitude."""
     if not values:
         return "–"
     mean = number(sum(values) / len(values))
@@ -67,17 +71,17 @@ def loose(values: Sequence[float]) -> str:
 
 
 def bars(report: Report) -> list[tuple[str, str, str, str]]:
-    """What a part was asked to reach: name, measured, asked, met."""
+    """Return the targets of a part: name, measured, target, met."""
     return [
         (
             name,
             number(bar["measured"]),
-            _asked(bar.get("asked", bar.get("bar"))),
+            _target(bar.get("asked", bar.get("bar"))),
             "yes" if bar["met"] else "**no**",
         )
         for name, bar in report.get("bars", {}).items()
     ]
 
 
-def _asked(bar: float | str) -> str:
+def _target(bar: float | str) -> str:
     return bar if isinstance(bar, str) else f"{bar:.3g}"

@@ -1,4 +1,4 @@
-"""The sections in which methods stand side by side on one erasure: utility, membership, seconds, bounds."""
+"""The sections that compare methods on one erasure: utility, membership, seconds and bounds."""
 
 from typing import Any
 
@@ -9,11 +9,12 @@ NONE = "no valid certificate"
 
 
 def runs_of(report: Report, method: str) -> list[Report]:
+    """Return the results of one method, one per seed."""
     return [run["methods"][method] for run in report["runs"]]
 
 
 def setting(report: Report) -> str:
-    """What was unlearned from what."""
+    """Describe what was unlearned from what."""
     counts = sorted({run["erased"] for run in report["runs"]})
     erased = " to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1])))
     forward = loose([run["kl_retained_original"] for run in report["runs"]])
@@ -27,13 +28,14 @@ def setting(report: Report) -> str:
 
 
 def utility(reports: list[Report]) -> str:
+    """Return the tables of F1 and loss."""
     if not reports:
         return missing("python -m bench evidence")
     return "\n\n".join(f"{setting(report)}\n\n{_utility(report)}" for report in reports)
 
 
 def delta(report: Report, method: str) -> list[float]:
-    """ΔF1 of releases, against retraining without noise."""
+    """Return ΔF1 of releases against retraining without noise."""
     return [
         run["retrain"]["f1"] - run["methods"][method]["released"]["f1"]
         for run in report["runs"]
@@ -46,10 +48,10 @@ def _utility(report: Report) -> str:
     head += ["loss retrained", "loss released", "certificate"]
     rows = []
     for method in METHODS:
-        found = runs_of(report, method)
+        result = runs_of(report, method)
         retrained = [run["retrain"]["f1"] for run in report["runs"]]
-        before = [one["before_noise"]["f1"] for one in found]
-        out = [one["released"] for one in found if one["released"] is not None]
+        before = [one["before_noise"]["f1"] for one in result]
+        out = [one["released"] for one in result if one["released"] is not None]
         gaps = [a - b for a, b in zip(retrained, before, strict=True)]
         rows.append(
             (
@@ -61,7 +63,7 @@ def _utility(report: Report) -> str:
                 spread(gaps),
                 spread([run["retrain"]["loss"] for run in report["runs"]], 4),
                 _loss([one["loss"] for one in out]),
-                _basis(found[0]),
+                _basis(result[0]),
             )
         )
     return table(head, rows)
@@ -73,15 +75,16 @@ def _loss(values: list[float]) -> str:
     return spread(values, 4) if max(values) < 100 else loose(values)
 
 
-def _basis(found: Report) -> str:
-    if found["distance_own"] is None:
-        return f"none: {found['basis']}"
-    first, *assumed = found["basis"].split("; ")
+def _basis(result: Report) -> str:
+    if result["distance_own"] is None:
+        return f"none: {result['basis']}"
+    first, *assumed = result["basis"].split("; ")
     lent = f"; assumed, not proved: {assumed[0]}" if assumed else ""
-    return f"Δ = {number(found['distance_own'])}; {first}{lent}"
+    return f"Δ = {number(result['distance_own'])}; {first}{lent}"
 
 
 def membership(reports: list[Report]) -> str:
+    """Return the tables of membership inference."""
     if not reports:
         return missing("python -m bench evidence")
     return "\n\n".join(f"**{report['name']}**, {_matched(report)}\n\n{_attack(report)}" for report in reports)
@@ -121,22 +124,23 @@ def _attack(report: Report) -> str:
     return table(head, rows)
 
 
-def _gap(found: Report) -> str:
-    gap = found["delta_auc_loss"]
+def _gap(result: Report) -> str:
+    gap = result["delta_auc_loss"]
     return f"{points(gap['value'])} ({points(gap['low'])} … {points(gap['high'])})"
 
 
-def _mean(found: list[Report], model: str, figure_name: str) -> str:
-    values = [one[model][figure_name] for one in found]
+def _mean(result: list[Report], model: str, figure_name: str) -> str:
+    values = [one[model][figure_name] for one in result]
     known = [value["value"] for value in values if value is not None]
     return points(sum(known) / len(known)) if known else "–"
 
 
-def _hull(found: list[Report]) -> str:
-    return f"{points(min(one['low'] for one in found))} … {points(max(one['high'] for one in found))}"
+def _hull(result: list[Report]) -> str:
+    return f"{points(min(one['low'] for one in result))} … {points(max(one['high'] for one in result))}"
 
 
 def seconds(reports: list[Report]) -> str:
+    """Return the table of costs."""
     if not reports:
         return missing("python -m bench evidence")
     head = ("", *(f"`{method}`" for method in METHODS), "retrained", "`tr` against retraining")
@@ -159,17 +163,18 @@ def seconds(reports: list[Report]) -> str:
 
 
 def bounds(reports: list[Report]) -> str:
+    """Return the table of bounds and distances."""
     if not reports:
         return missing("python -m bench evidence")
-    head = ("", "method", "true distance", "own Δ", "own Δ / true", "B1 or B2 there", "σ forced", "ΔF1")
+    head = ("", "method", "true distance", "own Δ", "own Δ / true", "B1 or B2 there", "σ required", "ΔF1")
     rows = []
     for report in reports:
         for method in METHODS:
-            found = runs_of(report, method)
-            true = [one["true_distance"] for one in found]
-            own = [one["distance_own"] for one in found if one["distance_own"] is not None]
-            post = [one["distance_posterior"] for one in found if one["distance_posterior"] is not None]
-            sigma = [one["sigma"] for one in found if one["sigma"] is not None]
+            result = runs_of(report, method)
+            true = [one["true_distance"] for one in result]
+            own = [one["distance_own"] for one in result if one["distance_own"] is not None]
+            post = [one["distance_posterior"] for one in result if one["distance_posterior"] is not None]
+            sigma = [one["sigma"] for one in result if one["sigma"] is not None]
             ratio = [o / t for o, t in zip(own, true, strict=False) if t > 0]
             rows.append(
                 (
@@ -189,7 +194,7 @@ def bounds(reports: list[Report]) -> str:
 def _pictures(reports: list[Report]) -> list[str]:
     if not any("f1_by_sigma" in report for report in reports):
         return []
-    return [figure("f1_sigma", "F1 against the noise, with the noise that each method's bound forces")]
+    return [figure("f1_sigma", "F1 against the noise, with the noise that each method's bound requires")]
 
 
 def _seeds(report: dict[str, Any]) -> str:

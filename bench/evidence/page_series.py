@@ -1,4 +1,4 @@
-"""The sections along an axis: shift, share erased, lifetime, growth; and the attack with shadow models."""
+"""The sections along an axis: class drift, share erased, lifetime and growth."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,7 @@ from bench.evidence.page_comparison import METHODS, NONE
 
 
 def sweep(reports: list[Report]) -> str:
+    """Return ΔF1 against KL."""
     if not reports:
         return missing("python -m bench.evidence sweep_mnist sweep_cifar")
     pieces = [figure("delta_f1_kl", "ΔF1 against KL(P_R‖P_D), one panel per data set, every method")]
@@ -22,12 +23,13 @@ def sweep(reports: list[Report]) -> str:
 
 
 def seconds(reports: list[Report]) -> str:
+    """Return processor seconds against KL."""
     if not reports:
         return missing("python -m bench.evidence sweep_mnist sweep_cifar")
     pieces = [figure("seconds_kl", "processor seconds against KL(P_R‖P_D), every method and retraining")]
     for report in reports:
         pieces.append(f"Processor seconds against KL, {report['name']}, {report['rows']:,} rows:")
-        pieces.append(_by_kl(report, lambda _, found: found["processor_seconds"], retrain=True))
+        pieces.append(_by_kl(report, lambda _, result: result["processor_seconds"], retrain=True))
     return "\n\n".join(pieces)
 
 
@@ -47,16 +49,17 @@ def _by_kl(report: Report, value: Callable[[Report, Report], float | None], *, r
     return table(head, [(f"`{name}`", *(cell(kl, name) for kl in kls)) for name in names])
 
 
-def _released(point: Report, found: Report) -> float | None:
-    out = found["released"]
+def _released(point: Report, result: Report) -> float | None:
+    out = result["released"]
     return None if out is None else float(point["retrain"]["f1"] - out["f1"])
 
 
-def _before(point: Report, found: Report) -> float:
-    return float(point["retrain"]["f1"] - found["before_noise"]["f1"])
+def _before(point: Report, result: Report) -> float:
+    return float(point["retrain"]["f1"] - result["before_noise"]["f1"])
 
 
 def ratio(report: Report | None) -> str:
+    """Return KL against the number of rows erased without bias."""
     if report is None:
         return missing("python -m bench.evidence ratio")
     names = list(report["data"])
@@ -65,8 +68,8 @@ def ratio(report: Report | None) -> str:
     for index, entry in enumerate(report["data"][names[0]]["erased"]):
         cells = (report["data"][name]["erased"][index]["kl_retained_original"] for name in names)
         rows.append((f"{entry['count']:,}", *(_tiny(cell) for cell in cells)))
-    says = "KL(P_R‖P_D) of rows erased without regard to their class; mean and range over three seeds."
-    return f"{says}\n\n{table(head, rows)}"
+    intro = "KL(P_R‖P_D) of rows erased without regard to class. Mean and range over three seeds."
+    return f"{intro}\n\n{table(head, rows)}"
 
 
 def _tiny(values: list[float]) -> str:
@@ -74,40 +77,14 @@ def _tiny(values: list[float]) -> str:
     return f"{mean} ({low} … {high})"
 
 
-def lira(report: Report | None) -> str:
-    if report is None:
-        return missing("python -m bench.evidence lira")
-    says = (
-        f"**U-LiRA**, MNIST softmax: {report['base_rows']:,} rows stay, random halves of {report['rows']} "
-        f"more are learned and then erased; {report['shadows']} shadow models, {report['targets']} attacked "
-        "ones. `none` erases nothing and shows what the attack can find, `retrain` leaves nothing to find; "
-        "`zhang2024` with d = 0.01. A TPR is given only where the rows suffice for it."
-    )
-    rows = []
-    for method, found in report["methods"].items():
-        out = found.get("released")
-        cells = (_auc(found["before_noise"]), _tpr(found["before_noise"]))
-        rows.append((f"`{method}`", *cells, *((_auc(out), _tpr(out)) if out else ("–", "–"))))
-    head = ("method", "AUC before noise", "TPR at 1 % FPR", "AUC released", "TPR at 1 % FPR")
-    return f"{says}\n\n{table(head, rows)}"
-
-
-def _auc(found: Report) -> str:
-    auc = found["auc"]
-    return f"{points(auc['value'])} ({points(auc['low'])} … {points(auc['high'])})"
-
-
-def _tpr(found: Report) -> str:
-    return "–" if found["tpr"] is None else points(found["tpr"]["value"])
-
-
 def lifetime(report: Report | None) -> str:
+    """Return the table over batches."""
     if report is None:
         return missing("python -m bench.evidence lifetime")
     batches = report["batches"]
-    shown = [b for b in batches if b["batch"] == 1 or b["batch"] % 10 == 0]
+    selected = [b for b in batches if b["batch"] == 1 or b["batch"] % 10 == 0]
     head = ["batch", "rows erased so far", "KL(P_R‖P_D)", "ε so far", "certified Δ", "true distance"]
-    head += ["F1 published", "F1 retrained", "processor s", "retraining's"]
+    head += ["F1 published", "F1 retrained", "processor s", "retraining, processor s"]
     rows = [
         (
             str(b["batch"]),
@@ -121,22 +98,22 @@ def lifetime(report: Report | None) -> str:
             number(b["processor_seconds"]),
             number(b["retrain_processor_seconds"]),
         )
-        for b in shown
+        for b in selected
     ]
     return "\n\n".join(
         [
             f"MNIST softmax, {report['rows']:,} rows, {len(batches)} batches of {report['rows_a_batch']} "
             f"with the paper's class weights, Δ* = {report['target_distance']:g}, "
-            f"σ = {number(report['sigma'])}, ε = {report['epsilon_of_a_release']:g} a release. "
-            f"ε so far is that of a subject of the first batch, at δ = {report['delta']:g}, "
-            f"composed exactly. {_drift(batches)}",
+            f"σ = {number(report['sigma'])}, ε = {report['epsilon_of_a_release']:g} per release. "
+            f'"ε so far" is that of a subject of the first batch, at δ = {report["delta"]:g}, '
+            f"composed exactly. {_trend(batches)}",
             table(head, rows),
             figure("lifetime", "distance, F1, ε and seconds over the batches"),
         ]
     )
 
 
-def _drift(batches: list[dict[str, Any]]) -> str:
+def _trend(batches: list[dict[str, Any]]) -> str:
     true = [b["true_distance"] for b in batches]
     half = len(true) // 2
     gaps = [b["f1_retrained"] - b["f1"] for b in batches]
@@ -149,6 +126,7 @@ def _drift(batches: list[dict[str, Any]]) -> str:
 
 
 def growth(report: Report | None) -> str:
+    """Return the table of scaling."""
     if report is None:
         return missing("python -m bench.evidence growth")
     head = ["what grows", "data", "rows", "parameters", "erased", "passes", "processor s", "wall s"]
@@ -174,4 +152,4 @@ def growth(report: Report | None) -> str:
 
 
 def _whole(value: float | None) -> str:
-    return "not told by the system" if value is None else f"{value:.0f}"
+    return "not reported by the system" if value is None else f"{value:.0f}"

@@ -1,4 +1,4 @@
-"""How much of everything a run takes: minutes by default, BENCH=full for the whole, BENCH=tiny to try it."""
+"""How much data each run takes: minutes by default, BENCH=full for everything, BENCH=tiny for a trial."""
 
 import os
 from dataclasses import dataclass
@@ -10,6 +10,8 @@ CONVEX_TARGET = 1e-3  # Δ* of the convex tier; the networks' is in bench.networ
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """Sizes of every part."""
+
     seeds: tuple[int, ...]
     convex_rows: int  # of MNIST and Fashion-MNIST
     colour_rows: int  # of CIFAR-10
@@ -96,4 +98,5 @@ _PLANS = {
 
 
 def plan() -> Plan:
+    """Return the plan that BENCH selects."""
     return _PLANS.get(os.environ.get("BENCH", ""), _PLANS["default"])

@@ -1,7 +1,7 @@
-"""What is unlearned from: a trained model, the rows under it, and how such a model is solved and certified.
+"""Problems to unlearn from: a trained model, its rows, and how such a model is solved and certified.
 
-A linear model and a network differ in three things only, which are the abstract methods here. The model is
-trained once and every method starts from it, as in the paper.
+A linear model and a network differ in three methods only, which are abstract here. The model is trained once
+and every method starts from it, as in the paper.
 """
 
 from abc import ABC, abstractmethod
@@ -21,23 +21,25 @@ from bench.evidence.plan import CONVEX_TARGET, DELTA, Plan
 from bench.networks import Case
 from worker.engine.families import Softmax
 from worker.engine.networks.architectures import Mlp, dimension
+from worker.engine.networks.certify_rounds import certify_in_rounds
 from worker.engine.networks.kantorovich import Verdict
-from worker.engine.networks.nearing import certify_nearer
 from worker.engine.networks.objective import NetworkObjective
-from worker.engine.objective import CertifiedGradient, Objective
+from worker.engine.objective import Objective
 from worker.engine.rows import ArrayRows
 from worker.engine.trust_region import Solution, SolverSettings, minimise
-from worker.evaluation.networks import NetworkHoldout
-from worker.evaluation.utility import Holdout
+from worker.evaluation.utility import Holdout, NetworkHoldout
 
 Rows = NDArray[np.int64]
-LAMBDAS = {"CIFAR-10": 1e-5}  # of linear models, where another than the engine's suits the features
+LAMBDAS = {"CIFAR-10": 1e-5}  # of linear models whose features need another λ than the engine's
 _ANCHOR_STEPS = 25
 
 
 @dataclass(frozen=True, slots=True)
 class Certified:
-    """`distance` is None where nothing could be certified; `floor` is the curvature that was."""
+    """What could be certified.
+
+    `distance` is None if nothing could, and `floor` is the certified curvature.
+    """
 
     distance: float | None
     reason: str
@@ -47,35 +49,42 @@ class Certified:
 
 
 class Problem(ABC):
+    """A trained model and the rows it was trained on."""
+
     name: str
     tier: str
     model: str
-    sees: str  # what the model is given
+    sees: str  # what the model sees
     lam: float
     target: float  # Δ*
-    delta: float  # what is left for the noise
+    delta: float  # the part of δ left for the noise
     labels: NDArray[np.int64]
     start: Tensor
     dimension: int
 
     @abstractmethod
     def objective(self, rows: Rows | None = None) -> Objective:
-        """Over the training rows named, or all; a fresh one, so that no method inherits another's caches."""
+        """Return a fresh objective over the given training rows, or all.
+
+        No method inherits another's caches.
+        """
 
     @abstractmethod
     def scored(self, rows: Rows | None = None) -> Holdout:
-        """Training rows to look at, or the test rows."""
+        """Return the given training rows, or the test rows, as a holdout."""
 
     @abstractmethod
-    def certify(self, objective: Objective, found: Solution) -> tuple[Tensor, Certified]:
-        """The point to release, perhaps nearer than the one found, and what is certified there."""
+    def certify(self, objective: Objective, solution: Solution) -> tuple[Tensor, Certified]:
+        """Return the point to release, which may be closer than the solution, and what is certified there."""
 
     def kept(self, erased: Rows) -> Rows:
+        """Return the indices of all other rows."""
         return np.setdiff1d(np.arange(len(self.labels)), erased)
 
     def solve(
         self, objective: Objective, start: Tensor, *, target: float | None = None, seed: int = 0
     ) -> Solution:
+        """Minimise the objective from `start`."""
         return minimise(
             objective,
             start,
@@ -86,7 +95,7 @@ class Problem(ABC):
 
 
 class Linear(Problem):
-    """Softmax regression: the proved tier."""
+    """Softmax regression, the proved tier."""
 
     tier, model, target, delta = "proved", "softmax regression", CONVEX_TARGET, DELTA
 
@@ -100,15 +109,17 @@ class Linear(Problem):
         self.start = self.solve(whole, whole.anchor).w
 
     def objective(self, rows: Rows | None = None) -> Objective:
+        """Return a fresh objective over the given training rows, or all."""
         return self._softmax(self._part(rows))
 
     def scored(self, rows: Rows | None = None) -> Holdout:
+        """Return the given training rows, or the test rows, as a holdout."""
         return self._softmax(self._test if rows is None else self._part(rows))
 
-    def certify(self, objective: Objective, found: Solution) -> tuple[Tensor, Certified]:
-        """B1 is part of the solution: its last pass is the certificate."""
-        distance = found.distance if found.distance <= self.target else None
-        return found.w, Certified(distance, str(found.outcome), objective.curvature_floor, Clock(), 0.0)
+    def certify(self, objective: Objective, solution: Solution) -> tuple[Tensor, Certified]:
+        """Return the solution: B1 is part of its last pass."""
+        distance = solution.distance if solution.distance <= self.target else None
+        return solution.w, Certified(distance, str(solution.outcome), objective.curvature_floor, Clock(), 0.0)
 
     def _softmax(self, data: Data) -> Softmax:
         return Softmax(ArrayRows(data.features, data.labels), CLASSES, self.lam, bias=False)
@@ -120,7 +131,7 @@ class Linear(Problem):
 
 
 class Network(Problem):
-    """A network held to an anchor that was fitted on public rows: the conditional tier."""
+    """A network anchored at a model fitted on public rows, the conditional tier."""
 
     tier, target, delta = "conditional", networks.TARGET, DELTA - networks.FAILURE
 
@@ -134,30 +145,32 @@ class Network(Problem):
         self.start = self.solve(self.objective(), self._anchor).w
 
     def objective(self, rows: Rows | None = None) -> NetworkObjective:
+        """Return a fresh objective over the given training rows, or all."""
         return NetworkObjective(self._part(rows), self._case.spec, self.lam, self._anchor)
 
     def scored(self, rows: Rows | None = None) -> Holdout:
+        """Return the given training rows, or the test rows, as a holdout."""
         part = self._data.test if rows is None else self._part(rows)
         return NetworkHoldout(NetworkObjective(part, self._case.spec, self.lam, self._anchor))
 
-    def certify(self, objective: Objective, found: Solution) -> tuple[Tensor, Certified]:
-        """As the service does it: where there is less curvature than guessed, on to a smaller gradient."""
+    def certify(self, objective: Objective, solution: Solution) -> tuple[Tensor, Certified]:
+        """Certify as the service does, solving further if there is less curvature than estimated."""
         assert isinstance(objective, NetworkObjective)
-        clock, neared = clocked(
-            lambda: certify_nearer(
+        clock, rounds = clocked(
+            lambda: certify_in_rounds(
                 objective,
                 self._case.spec,
-                found.w,
+                solution.w,
                 target=self.target,
                 failure_probability=networks.FAILURE,
                 settings=networks.SETTINGS,
-                gradient=CertifiedGradient(found.gradient_norm, found.rounding),
+                known=solution.evaluation,
             )
         )
-        proof, passes = neared.found, neared.passes + sum(solve.passes for solve in neared.solves)
+        proof, passes = rounds.kantorovich, rounds.passes + sum(solve.passes for solve in rounds.solves)
         certified = proof.verdict is Verdict.CERTIFIED
         distance, floor = (proof.distance, proof.floor) if certified else (None, None)
-        return neared.w, Certified(distance, str(proof.verdict), floor, clock, passes)
+        return rounds.w, Certified(distance, str(proof.verdict), floor, clock, passes)
 
     def _part(self, rows: Rows | None) -> ArrayRows:
         everything = np.arange(len(self.labels)) if rows is None else rows
@@ -172,8 +185,10 @@ def _named(case: Case) -> str:
 
 
 def mnist_network(plan: Plan) -> Network:
+    """Return the MNIST network at the size of the plan."""
     return Network("MNIST MLP", replace(networks.MNIST, private=plan.mlp_rows, anchor_steps=_ANCHOR_STEPS))
 
 
 def cifar_network(plan: Plan) -> Network:
+    """Return the CIFAR-10 network at the size of the plan."""
     return Network("CIFAR-10 AllCNN", replace(networks.CIFAR, private=plan.cnn_rows))

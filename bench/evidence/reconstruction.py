@@ -1,14 +1,14 @@
-"""How much of an erased row someone can rebuild who kept the model from before the erasure.
+"""How much of an erased row can be rebuilt by someone who kept the model from before the erasure.
 
 Both versions minimise a known objective, so at the earlier one the gradients of all rows and of the
-regulariser cancel: Σ_F ∇ℓ(ŵ_D; z) = -Σ_R ∇ℓ(ŵ_D; z) - nλŵ_D. Whoever holds the retained rows computes the
-right side; whoever does not, estimates it from the difference of two versions, r·H·(after - before)
-- mλ·before, with H from public rows. The gradient of one row is (p - e_y)·(x, 1)ᵀ: the row can be read off.
+regulariser cancel: Σ_F ∇ℓ(ŵ_D; z) = -Σ_R ∇ℓ(ŵ_D; z) - nλŵ_D. An attacker with the retained rows computes the
+right side. One without them estimates it from the difference of two versions, r·H·(after - before) -
+mλ·before, with H from public rows. The gradient of one row is (p - e_y)·(x, 1)ᵀ, which reveals the row.
 
-Two attackers know λ, the counts and some public rows of the same kind. One has every retained row besides,
-which makes the later version worthless to it; the other has nothing but the two files. Three pairs of files:
-without noise; version 0 kept, where only the later one is a noised release; two noised releases. Estimates
-from noised files are shrunk direction by direction to what the noise leaves of them (Wiener).
+Both attackers know λ, the counts and some public rows of the same kind. One also has every retained row and
+needs no later version. The other has only the two files. There are three pairs of files: both without noise;
+version 0 kept and a noised release; two noised releases. Estimates from noised files are shrunk direction by
+direction according to the noise (Wiener).
 """
 
 from collections.abc import Iterator
@@ -21,19 +21,19 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from bench.datasets import DatasetUnavailable, mnist
+from bench.archives import DatasetUnavailable
+from bench.datasets import mnist
 from bench.evidence.plan import CONVEX_TARGET, DELTA, plan
-from certificate.privacy import sigma_for
+from lethe.certificate.privacy import sigma_for
 from worker.engine.families import Logistic, Softmax
 from worker.engine.linear import LinearObjective
 from worker.engine.rows import ArrayRows
-from worker.engine.training import train
-from worker.engine.trust_region import minimise
+from worker.engine.trust_region import minimise, train
 
 SEED = 12
 EPSILONS = (1.0, 8.0)
 BATCHES = (1, 10, 100)
-PUBLIC = 500  # rows the attackers have besides: of the same kind, in neither model
+PUBLIC = 500  # rows of the same kind that the attackers have, in neither model
 LAMBDA = 1e-3
 _EXACT = 1e-7  # distance to which the bench's own minimisers are certified
 
@@ -53,13 +53,14 @@ class Case:
     public_y: Labels
 
     def objective(self, x: Matrix, y: Labels) -> LinearObjective:
+        """Return the objective over the given rows."""
         rows = ArrayRows(x, y)
         return Logistic(rows, LAMBDA) if self.classes == 2 else Softmax(rows, self.classes, LAMBDA)
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One erasure: what was trained before and after, without noise."""
+    """One erasure: the models trained before and after it, without noise."""
 
     case: Case
     erased: NDArray[np.int64]
@@ -69,13 +70,14 @@ class Scene:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """(n, r)."""
+        """(n, r): the number of rows before and after."""
         return len(self.case.y), self.retained.total
 
 
 def measure() -> dict[str, Any]:
+    """Measure every case and batch size."""
     draws = plan().reconstruction_draws
-    found = [_attacked(case, batch, draws) for case in _cases() for batch in BATCHES]
+    results = [_attacked(case, batch, draws) for case in _cases() for batch in BATCHES]
     return {
         "seed": SEED,
         "delta": DELTA,
@@ -83,7 +85,7 @@ def measure() -> dict[str, Any]:
         "regularisation": LAMBDA,
         "draws": draws,
         "public_rows": PUBLIC,
-        "cases": found,
+        "cases": results,
     }
 
 
@@ -125,7 +127,7 @@ def _attacked(case: Case, batch: int, draws: int) -> dict[str, Any]:
         "rows": len(case.y),
         "parameters": whole.dimension,
         "batch": batch,
-        "attacks": {name: _summary(found) for name, found in scores.items()},
+        "attacks": {name: _summary(results) for name, results in scores.items()},
     }
 
 
@@ -136,7 +138,7 @@ def _scene(case: Case, before: Tensor, erased: NDArray[np.int64]) -> Scene:
 
 
 def _estimates(scene: Scene, rng: np.random.Generator) -> Iterator[tuple[str, Tensor]]:
-    """The attackers' estimates of Σ_F ∇ℓ at the earlier version, (d,)."""
+    """Yield the attackers' estimates of Σ_F ∇ℓ at the earlier version, (d,)."""
     noise = [torch.from_numpy(rng.standard_normal(len(scene.before))) for _ in range(2)]
     known = Spectrum(scene, scene.retained)
     public = Spectrum(scene, scene.case.objective(scene.case.public_x, scene.case.public_y))
@@ -155,14 +157,14 @@ def _estimates(scene: Scene, rng: np.random.Generator) -> Iterator[tuple[str, Te
 
 
 def _exact(scene: Scene, before: Tensor) -> Tensor:
-    """-Σ_R ∇ℓ(before) - nλ·before."""
+    """Return -Σ_R ∇ℓ(before) - nλ·before."""
     total, kept = scene.rows
     data = scene.retained.gradient(before) - LAMBDA * before
     return -kept * data - total * LAMBDA * before
 
 
 class Spectrum:
-    """The Hessian as an attacker has it, by eigenvectors, and the linear estimate that follows from it."""
+    """The Hessian known to an attacker, by eigenvectors, and the linear estimate that follows from it."""
 
     def __init__(self, scene: Scene, rows: LinearObjective) -> None:
         self._scene = scene
@@ -170,7 +172,7 @@ class Spectrum:
         self.values, self.vectors = torch.linalg.eigh(_hessian(rows, scene.after))
 
     def gradient(self, before: Tensor, after: Tensor, *, noise: float) -> Tensor:
-        """r·H·(after - before) - mλ·before, each direction shrunk by signal/(signal + noise)."""
+        """Return r·H·(after - before) - mλ·before, each direction shrunk by signal/(signal + noise)."""
         total, kept = self._scene.rows
         erased = total - kept
         stretch = kept * self.values
@@ -184,7 +186,7 @@ class Spectrum:
         return along
 
     def _row_gradient(self) -> float:
-        """The mean square length of one row's gradient, from public rows."""
+        """Return the mean square length of one row's gradient, from public rows."""
         case = self._scene.case
         public = case.objective(case.public_x, case.public_y)
         x, y = torch.from_numpy(case.public_x), torch.from_numpy(case.public_y)
@@ -193,7 +195,7 @@ class Spectrum:
 
 
 def _hessian(rows: LinearObjective, w: Tensor) -> Tensor:
-    """Dense, with each output's weights and bias side by side: (outputs·(width + 1), the same)."""
+    """Return the dense Hessian with each output's weights and bias side by side."""
     x = torch.cat([part for part, _ in rows.chunks()])
     state, whole = rows.curvature(rows.logits(w, x)), rows.extended(x)
     blocks = []
@@ -207,28 +209,31 @@ def _hessian(rows: LinearObjective, w: Tensor) -> Tensor:
 
 
 def _score(scene: Scene, gradient: Tensor) -> dict[str, float]:
-    """How near the rebuilt row of its class comes to each erased row; for one row also its label and name."""
+    """Score how close the rebuilt row of its class comes to each erased row.
+
+    A single erased row is also scored for its label and identity.
+    """
     case = scene.case
     matrix = scene.retained.grouped(gradient).numpy()  # (outputs, width + 1)
     cosines = [_cosine(_rebuilt(matrix, int(label)), row) for row, label in _rows(scene)]
-    found = {"cosine": float(np.mean(cosines))}
+    results = {"cosine": float(np.mean(cosines))}
     if len(scene.erased) == 1:
         for rule, residual in _residuals(case, matrix).items():
-            found |= _named(scene, matrix, residual, rule)
-    return found
+            results |= _named(scene, matrix, residual, rule)
+    return results
 
 
 def _residuals(case: Case, matrix: Matrix) -> dict[str, Matrix]:
-    """Two readings of a multiple of p - e_y, whose negative entry is the class: neither is always better.
+    """Return two estimates of a multiple of p - e_y, whose negative entry is the class.
 
-    `bias` takes the gradient of the bias alone; `mean` takes all of it along the mean row, since pixels have
-    one sign.
+    `bias` uses the gradient of the bias alone. `mean` uses all of it along the mean row, since pixels have
+    one sign. Neither is always better.
     """
     return {"bias": matrix[:, -1], "mean": matrix @ np.append(case.public_x.mean(0), 1.0)}
 
 
 def _named(scene: Scene, matrix: Matrix, residual: Matrix, rule: str) -> dict[str, float]:
-    """Whether the class is right, and whether the erased row is the nearest of all to the rebuilt one."""
+    """Return whether the class is right, and whether the erased row is the one nearest to the rebuilt row."""
     case = scene.case
     (label,) = case.y[scene.erased]
     guess = int(residual[0] < 0) if case.classes == 2 else int(np.argmin(residual))
@@ -239,14 +244,14 @@ def _named(scene: Scene, matrix: Matrix, residual: Matrix, rule: str) -> dict[st
 
 
 def _rebuilt(matrix: Matrix, label: int) -> Matrix:
-    """The part of a row's gradient that points at its class, -(1 - p_y)·x, up to its length."""
+    """Return the part of a row's gradient that points at its class, -(1 - p_y)·x, up to its length."""
     if len(matrix) == 1:
         return matrix[0, :-1] if label == 0 else -matrix[0, :-1]
     return -matrix[label, :-1]
 
 
 def _guess(scene: Scene) -> dict[str, float]:
-    """Without any model: the mean of the public rows of the class."""
+    """Score the mean of the public rows of the class, which needs no model."""
     case = scene.case
     means = {label: case.public_x[case.public_y == label].mean(0) for label in range(case.classes)}
     return {"cosine": float(np.mean([_cosine(means[int(label)], row) for row, label in _rows(scene)]))}
@@ -262,8 +267,8 @@ def _cosine(a: Matrix, b: Matrix) -> float:
     return float(a @ b) / length if length > 0 else 0.0
 
 
-def _summary(found: list[dict[str, float]]) -> dict[str, float]:
-    keys = found[0].keys()
-    figures = {key: float(np.mean([entry[key] for entry in found])) for key in keys}
-    cosines = [entry["cosine"] for entry in found]
+def _summary(results: list[dict[str, float]]) -> dict[str, float]:
+    keys = results[0].keys()
+    figures = {key: float(np.mean([entry[key] for entry in results])) for key in keys}
+    cosines = [entry["cosine"] for entry in results]
     return figures | {"cosine_low": float(min(cosines)), "cosine_high": float(max(cosines))}

@@ -1,4 +1,4 @@
-"""Figures of one erasure: utility before and after the noise, distances, membership, seconds."""
+"""Figures of one erasure: utility before and after noise, distances, membership and seconds."""
 
 import dataclasses
 from typing import Any
@@ -18,7 +18,7 @@ FPR = 0.01
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reference:
-    """Retraining from the anchor: as fast as `tr` solves, and as far as it goes, for the true distance."""
+    """Retraining from the anchor: to the target of `tr`, and then to convergence for the true distance."""
 
     w: Tensor
     exact: Tensor
@@ -27,16 +27,20 @@ class Reference:
 
 
 def retrain(erasure: Erasure) -> Reference:
+    """Retrain on the retained rows."""
     problem, objective = erasure.problem, erasure.retained()
-    clock, found = clocked(lambda: problem.solve(objective, objective.anchor, seed=erasure.seed))
-    exact = problem.solve(objective, found.w, target=problem.target * 1e-4)
-    return Reference(found.w, exact.w, clock, found.passes)
+    clock, result = clocked(lambda: problem.solve(objective, objective.anchor, seed=erasure.seed))
+    exact = problem.solve(objective, result.w, target=problem.target * 1e-4)
+    return Reference(result.w, exact.w, clock, result.passes)
 
 
 def measure(erasure: Erasure, *, draws: int, replicates: int | None) -> dict[str, Any]:
-    """All methods; `replicates` None leaves the attack out. `tr` goes first, for the floor it certifies."""
+    """Measure all methods.
+
+    `tr` goes first, for the floor it certifies. `replicates` None skips the attack.
+    """
     reference, test = retrain(erasure), erasure.problem.scored()
-    found = {
+    result = {
         method: _method(erasure, unlearn(erasure, method), reference, test, draws, replicates)
         for method in reversed(METHODS)
     }
@@ -44,17 +48,17 @@ def measure(erasure: Erasure, *, draws: int, replicates: int | None) -> dict[str
         "retrain": utility(test, reference.exact) | reference.clock.record() | {"passes": reference.passes},
         "original": utility(test, erasure.problem.start)
         | {"true_distance": distance(erasure.problem.start, reference.exact)},
-        "methods": {method: found[method] for method in METHODS},
+        "methods": {method: result[method] for method in METHODS},
     }
 
 
 def utility(holdout: Holdout, w: Tensor) -> dict[str, float]:
-    """Micro-F1 in points."""
+    """Return micro-F1 in points and the loss."""
     return _points(classification(holdout, w))
 
 
 def noised(holdout: Holdout, w: Tensor, sigma: float, *, seed: int, draws: int) -> dict[str, float]:
-    """Means over draws, and how far the F1 of single draws spreads."""
+    """Return means over draws, and the range of F1 over single draws."""
     scores = [utility(holdout, released(w, sigma, seed=seed, draw=draw)) for draw in range(draws)]
     f1 = [score["f1"] for score in scores]
     return {
@@ -66,61 +70,65 @@ def noised(holdout: Holdout, w: Tensor, sigma: float, *, seed: int, draws: int) 
 
 
 def distance(a: Tensor, b: Tensor) -> float:
+    """Return ‖a - b‖."""
     return float(torch.linalg.vector_norm(a - b))
 
 
 def _method(
     erasure: Erasure,
-    found: Unlearned,
+    result: Unlearned,
     reference: Reference,
     test: Holdout,
     draws: int,
     replicates: int | None,
 ) -> dict[str, Any]:
     figures: dict[str, Any] = {
-        "before_noise": utility(test, found.w),
+        "before_noise": utility(test, result.w),
         "released": None,
-        "distance_own": found.distance,
-        "distance_posterior": found.posterior,
-        "true_distance": distance(found.w, reference.exact),
-        "sigma": found.sigma,
-        "basis": found.basis,
-        **found.clock.record(),
-        "passes": found.passes,
-        "notes": found.notes,
+        "distance_own": result.distance,
+        "distance_posterior": result.posterior,
+        "true_distance": distance(result.w, reference.exact),
+        "sigma": result.sigma,
+        "basis": result.basis,
+        **result.clock.record(),
+        "passes": result.passes,
+        "notes": result.notes,
     }
-    if found.sigma is not None:
-        figures["released"] = noised(test, found.w, found.sigma, seed=erasure.seed, draws=draws)
+    if result.sigma is not None:
+        figures["released"] = noised(test, result.w, result.sigma, seed=erasure.seed, draws=draws)
     if replicates is not None:
-        figures["membership"] = _membership(erasure, found, reference, test, replicates)
+        figures["membership"] = _membership(erasure, result, reference, test, replicates)
     return figures
 
 
 def _membership(
-    erasure: Erasure, found: Unlearned, reference: Reference, test: Holdout, replicates: int
+    erasure: Erasure, result: Unlearned, reference: Reference, test: Holdout, replicates: int
 ) -> dict[str, Any]:
-    """The release against a retrained model with the same noise; without certificate, no release."""
+    """Attack the release and a retrained model with the same noise.
+
+    Without a certificate there is no release.
+    """
     forget = erasure.problem.scored(erasure.erased)
     settings = AttackSettings(replicates=replicates, seed=erasure.seed)
 
     def attack(sigma: float) -> dict[str, Any]:
-        # two draws: the retrained model's noise is its own
+        # Two draws, because the retrained model has its own noise.
         pair = [
             released(w, sigma, seed=erasure.seed, draw=draw)
-            for draw, w in ((0, found.w), (1000, reference.exact))
+            for draw, w in ((0, result.w), (1000, reference.exact))
         ]
         return attacked(
             membership_report(forget, test, unlearned=pair[0], retrained=pair[1], settings=settings)
         )
 
     return {
-        "before_noise": attack(0.0) if erasure.seed == 0 else None,  # once is enough to see it
-        "released": None if found.sigma is None else attack(found.sigma),
+        "before_noise": attack(0.0) if erasure.seed == 0 else None,  # one seed is enough
+        "released": None if result.sigma is None else attack(result.sigma),
     }
 
 
 def attacked(report: MembershipReport) -> dict[str, Any]:
-    """AUC in points."""
+    """Return the report of an attack, with AUC in points."""
     return {
         "members": report.members,
         "unseen": report.unseen,
@@ -131,18 +139,19 @@ def attacked(report: MembershipReport) -> dict[str, Any]:
     }
 
 
-def estimate(found: Estimate | None) -> dict[str, float] | None:
-    return None if found is None else {k: 100 * v for k, v in dataclasses.asdict(found).items()}
+def estimate(result: Estimate | None) -> dict[str, float] | None:
+    """Return an estimate in points."""
+    return None if result is None else {k: 100 * v for k, v in dataclasses.asdict(result).items()}
 
 
-def _result(found: ModelResult) -> dict[str, Any]:
+def _result(result: ModelResult) -> dict[str, Any]:
     return {
-        "auc_loss": estimate(found.loss.auc),
-        "auc_fitted": estimate(found.fitted.auc),
-        "tpr_loss": estimate(found.loss.tpr[FPR]),
-        "tpr_fitted": estimate(found.fitted.tpr[FPR]),
+        "auc_loss": estimate(result.loss.auc),
+        "auc_fitted": estimate(result.fitted.auc),
+        "tpr_loss": estimate(result.loss.tpr[FPR]),
+        "tpr_fitted": estimate(result.fitted.tpr[FPR]),
     }
 
 
-def _points(found: Classification) -> dict[str, float]:
-    return {"f1": 100 * found.micro_f1, "loss": found.loss}
+def _points(result: Classification) -> dict[str, float]:
+    return {"f1": 100 * result.micro_f1, "loss": result.loss}

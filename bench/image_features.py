@@ -1,0 +1,66 @@
+"""Features of CIFAR-10 images from a public backbone, for benchmarks that need no service.
+
+The images go through the worker's own encoder: EfficientNet-Lite0 at 128 by 128 pixels, rows of 1,280 numbers
+with length 1. The 50,000 training rows take minutes, so they are computed once, 5,000 at a time, and cached
+beside the downloaded archives. An interrupted run continues with the first missing piece.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bench.archives import cache_folder
+from bench.backbones import efficientnet
+from bench.datasets import cifar10
+from bench.representation_problems import encode_png
+from lethe.certificate.representation import ImageInput, Representation
+from worker.representation.encoder import Encoder
+from worker.representation.limits import Limits
+
+SIZE, SIDE, PIECE = 0, 128, 5000
+NAME = f"cifar10-efficientnet-lite{SIZE}-{SIDE}"
+
+
+def cifar_features(rows: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return the features (rows, 1280) and labels (rows,) of the first training images of CIFAR-10."""
+    images = cifar10()
+    starts = range(0, rows, PIECE)
+    features = np.concatenate([np.load(_piece(start)) for start in starts])[:rows]
+    return features, images.train_labels[:rows].astype(np.int64)
+
+
+def _piece(start: int) -> Path:
+    """Return the cached features of the images from `start` on, computed the first time."""
+    path = cache_folder() / "features" / f"{NAME}-{start:05d}.npy"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.stem}.{os.getpid()}.npy")
+        np.save(partial, _encode(cifar10().train_images[start : start + PIECE]))
+        partial.replace(path)
+    return path
+
+
+def _encode(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return the features of flat images with channels first. (n, 3072) -> (n, 1280)"""
+    declaration = Representation(
+        library=None,
+        input=ImageInput(
+            kind="image",
+            encoding="png or jpeg",
+            shape=(3, SIDE, SIDE),
+            resize="bicubic",
+            scale=1 / 255,
+            mean=(efficientnet.MEAN,) * 3,
+            std=(efficientnet.DEVIATION,) * 3,
+        ),
+        outputs=("features",),
+        normalisation="unit",
+        origin=efficientnet.ORIGIN.format(size=SIZE),
+        licence=efficientnet.LICENCE,
+    )
+    graph = efficientnet.build(SIZE, side=SIDE)
+    encoder = Encoder(declaration, graph, None, limits=Limits())
+    return encoder.encode(pa.array([encode_png(row.reshape(3, 32, 32)) for row in images], pa.binary()))
