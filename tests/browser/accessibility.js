@@ -1,4 +1,4 @@
-// Runs in the page; gives back sentences about what is wrong.
+// Runs in the page and returns a list of problems.
 () => {
   const wrong = [];
   const say = (rule, element) => wrong.push(rule + ": " + element.outerHTML.slice(0, 160));
@@ -13,24 +13,24 @@
 
   const levels = all("h1, h2, h3, h4").map((heading) => Number(heading.tagName[1]));
   if (levels.filter((level) => level === 1).length !== 1) wrong.push("not one h1");
-  levels.forEach((level, k) => { if (k && level > levels[k - 1] + 1) wrong.push("a heading level is left out"); });
+  levels.forEach((level, k) => { if (k && level > levels[k - 1] + 1) wrong.push("a heading level is skipped"); });
 
   const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
   if (new Set(ids).size !== ids.length) wrong.push("an id occurs twice");
   for (const element of document.querySelectorAll("[aria-labelledby], [aria-describedby]"))
     for (const attribute of ["aria-labelledby", "aria-describedby"])
       for (const id of (element.getAttribute(attribute) || "").split(" ").filter(Boolean))
-        if (!ids.includes(id)) say("names what is not there", element);
+        if (!ids.includes(id)) say("refers to a missing id", element);
 
   for (const element of all("a, button, summary")) if (!name(element)) say("no name", element);
   for (const field of all("input:not([type=hidden]), select, textarea"))
     if (!field.labels.length) say("no label", field);
   for (const image of document.querySelectorAll("img")) if (!image.hasAttribute("alt")) say("no alt", image);
   for (const drawing of all("svg"))
-    if (!drawing.closest("[role=img][aria-label]")) say("a drawing without words", drawing);
+    if (!drawing.closest("[role=img][aria-label]")) say("an image without a text alternative", drawing);
   for (const table of document.querySelectorAll("table"))
     if (!table.querySelector("thead th[scope=col]")) say("a table without headers", table);
-  for (const link of all("a")) if (/^(here|click here|more)$/i.test(name(link))) say("says nothing", link);
+  for (const link of all("a")) if (/^(here|click here|more)$/i.test(name(link))) say("the link text is meaningless", link);
 
   const numbers = (colour) => colour.match(/[\d.]+/g).map(Number);
   const light = ([r, g, b]) => {

@@ -1,4 +1,4 @@
-"""What can be checked by a machine: names, labels, headings, landmarks, contrast, width."""
+"""Accessibility checks that need no person: names, labels, headings, landmarks, contrast, width."""
 
 from pathlib import Path
 from typing import Any
@@ -10,5 +10,5 @@ CHECK = Path(__file__).with_suffix(".js").read_text()
 
 def problems(page: Page) -> list[str]:
     found: Any = page.evaluate(CHECK)
-    assert found["checked"] > 3, "no text was looked at"
+    assert found["checked"] > 3, "no text was checked"
     return list(found["wrong"])

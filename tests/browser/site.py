@@ -1,4 +1,4 @@
-"""A gateway that listens, on SQLite, with jobs run in this process when a test wants them."""
+"""A gateway on SQLite that listens on a port. Tests run its jobs in this process."""
 
 import threading
 from typing import Any
@@ -8,11 +8,11 @@ import httpx
 import numpy as np
 import uvicorn
 
-from app.access import service as access
-from app.access.scopes import Scope
-from app.bootstrap import Services
-from app.main import create_app
-from app.settings import Settings
+from app.core.settings import Settings
+from app.gateway.auth import service as access
+from app.gateway.auth.scopes import Scope
+from app.gateway.main import create_app
+from app.services import Services
 from tests import eventually
 from tests.integration.harness import MANIFEST, dataset, parquet
 from tests.integration.model_api import work
@@ -30,13 +30,13 @@ class Site:
         self.url = f"http://127.0.0.1:{port}"
         self.key_id, self.key = self.new_key("clinic", Scope.ADMIN)
         self.api = httpx.Client(
-            base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, trust_env=False
+            base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=120, trust_env=False
         )
 
     def close(self) -> None:
         self.api.close()
         self._server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(120)
         assert not self._thread.is_alive()
         self.services.close()
 
@@ -70,9 +70,21 @@ class Site:
     def work(self) -> None:
         work(self.services)
 
+    def hold(self, name: str, *subjects: str, **details: Any) -> tuple[str, str]:
+        """Register a model whose gate no version passes, and erase people. Return the erasure and its batch.
+
+        The mean loss of a softmax model is never 0, whatever the noise.
+        """
+        self.register(name, quality_gate={"max_loss": 0.0})
+        erasure = self.erase(*subjects, models=[name], **details)
+        self.work()
+        (task,) = self.call("GET", f"/v1/erasures/{erasure}")["tasks"]
+        assert task["on_hold"], task
+        return erasure, str(task["batch_id"])
+
 
 def _holdout() -> bytes:
-    """Of people who are in no training data."""
+    """Return holdout rows of people who are not in the training data."""
     generator = np.random.default_rng(8)
     labels = generator.integers(0, 3, 60)
     features = generator.normal(size=(60, 6)) / 4

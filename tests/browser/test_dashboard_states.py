@@ -1,4 +1,4 @@
-"""Nothing, too much, gone wrong, very small: every page is still one that people can use."""
+"""Pages stay usable when there is no data, a lot of data, a failure, or a small screen."""
 
 import re
 from datetime import timedelta
@@ -7,33 +7,33 @@ from typing import Any, Literal
 from playwright.sync_api import Browser, Page, expect
 from sqlalchemy import insert, select
 
-from app.access.scopes import Scope
-from app.clock import new_id, now
+from app.core.clock import new_id, now
 from app.db.states import TaskState
 from app.db.tables import Batch, BatchEvent, Erasure, Job, Model, Task
+from app.gateway.auth.scopes import Scope
 from tests.browser.accessibility import problems
-from tests.browser.conftest import sign_in
+from tests.browser.conftest import PATIENCE, sign_in
 from tests.browser.site import Site
-from tests.integration.harness import MANIFEST
+from tests.integration.harness import MANIFEST, UNREACHABLE
 
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 EMPTY = {
-    "/": "No request is open",
-    "/erasures": "There is no request yet",
-    "/batches": "There is no batch yet",
-    "/models": "No model is registered yet",
-    "/certificates": "None yet",
+    "/": "There are no open requests",
+    "/erasures": "There are no requests yet",
+    "/batches": "There are no batches yet",
+    "/models": "There are no models yet",
+    "/certificates": "There are no certificates yet",
 }
 
 
-def test_an_empty_system_says_what_to_do(signed_in: Page) -> None:
-    for path, said in EMPTY.items():
+def test_an_empty_system_shows_what_to_do(signed_in: Page) -> None:
+    for path, message in EMPTY.items():
         signed_in.goto(path)
-        expect(signed_in.get_by_text(said).first).to_be_visible()
+        expect(signed_in.get_by_text(message).first).to_be_visible()
         assert problems(signed_in) == [], path
 
 
-def test_a_failed_batch_says_why_and_is_tried_again(signed_in: Page, site: Site) -> None:
+def test_a_failed_batch_shows_the_reason_and_can_be_retried(signed_in: Page, site: Site) -> None:
     page = signed_in
     site.register()
     site.erase("s1", "s2")
@@ -42,7 +42,7 @@ def test_a_failed_batch_says_why_and_is_tried_again(signed_in: Page, site: Site)
     page.get_by_role("row", name="Failed").get_by_role("link").first.click()
     expect(page.get_by_role("heading", name="Failed")).to_be_visible()
     expect(page.get_by_text("the disk is full")).to_be_visible()
-    expect(page.locator("circle.gradient")).to_have_count(3)  # the steps of a failed batch are kept
+    expect(page.locator("circle.gradient")).to_have_count(3)  # a failed batch keeps its steps
     assert problems(page) == []
     page.get_by_role("link", name="Try again…").click()
     expect(page.get_by_role("heading", name="Try again?")).to_be_visible()
@@ -55,7 +55,7 @@ def test_a_failed_batch_says_why_and_is_tried_again(signed_in: Page, site: Site)
 
 
 def _fail(site: Site) -> Any:
-    """As the dispatcher leaves a batch whose last attempt came to nothing."""
+    """Store a batch as the dispatcher leaves it after the last attempt failed."""
     with site.services.database.writing() as session:
         model = session.scalars(select(Model)).one()
         job = Job(id=new_id(), kind="unlearn", model_id=model.id, state="failed", finished_at=now())
@@ -82,22 +82,22 @@ def _fail(site: Site) -> Any:
     return batch.id
 
 
-def test_a_thousand_requests_come_page_by_page(signed_in: Page, site: Site) -> None:
+def test_a_thousand_requests_are_paged(signed_in: Page, site: Site) -> None:
     site.call("POST", "/v1/models", json={"name": "toy", "manifest": MANIFEST})
     _fill(site, 1000)
     page = signed_in
     page.goto("/")
-    expect(page.get_by_role("link", name="1,000 open requests")).to_be_visible()
+    expect(page.get_by_role("link", name="1,000+ open requests")).to_be_visible()
     expect(page.get_by_role("link", name="40 overdue")).to_be_visible()
-    assert page.get_by_role("row").count() == 7  # the nearest few, and the head
-    page.get_by_role("link", name="1,000 open requests").click()
-    expect(page.get_by_text("1,000 requests, newest first")).to_be_visible()
+    assert page.get_by_role("row").count() == 7  # six requests and the header
+    page.get_by_role("link", name="1,000+ open requests").click()
+    expect(page.get_by_text("1,000+ requests, newest first")).to_be_visible()
     seen: set[str] = set()
     older = ""
     page.get_by_role("link", name="Older").click()
     expect(page.get_by_role("link", name="← Newest")).to_be_visible()
     while True:
-        text = page.request.get(older or page.url).text()  # the rest without drawing it
+        text = page.request.get(older or page.url).text()  # without rendering the remaining pages
         seen |= set(re.findall(r">(case-\d+)</a>", text))
         if (found := re.search(r'rel="next" href="(\?cursor=[^"]+)"', text)) is None:
             break
@@ -105,17 +105,17 @@ def test_a_thousand_requests_come_page_by_page(signed_in: Page, site: Site) -> N
     assert len(seen) == 950
     page.get_by_role("link", name="← Newest").click()
     page.get_by_label("Request id or your reference").fill("case-500")
-    page.get_by_role("button", name="Show").click()
+    page.get_by_role("button", name="Search").click()
     expect(page.get_by_text("1 request found")).to_be_visible()
     page.get_by_label("Request id or your reference").fill("")
     page.get_by_label("Overdue only").check()
-    page.get_by_role("button", name="Show").click()
+    page.get_by_role("button", name="Search").click()
     expect(page.get_by_text("40 requests found")).to_be_visible()
     assert problems(page) == []
 
 
 def _fill(site: Site, number: int) -> None:
-    """Every 25th is past its deadline."""
+    """Store requests, of which every 25th is overdue."""
     with site.services.database.writing() as session:
         model = session.scalars(select(Model)).one()
         ids = [new_id() for _ in range(number)]
@@ -143,9 +143,10 @@ def _fill(site: Site, number: int) -> None:
         )
 
 
-def test_every_page_can_be_read_on_a_small_screen_by_day_and_by_night(browser: Browser, site: Site) -> None:
+def test_every_page_is_readable_on_a_small_screen_in_light_and_dark(browser: Browser, site: Site) -> None:
     paths = _everything(site)
     context = browser.new_context(base_url=site.url, viewport={"width": 360, "height": 740})
+    context.set_default_timeout(PATIENCE)
     page = context.new_page()
     page.goto("/login")
     assert problems(page) == []
@@ -161,12 +162,11 @@ def test_every_page_can_be_read_on_a_small_screen_by_day_and_by_night(browser: B
 
 
 def _everything(site: Site) -> list[str]:
-    """One of each page, with something on it."""
+    """Return the path of one page of each kind, with content."""
     site.register(rows=600, subjects=120, batch_subjects=20)
     erasure = site.erase(*(f"s{n}" for n in range(20)), reference="case-17", jurisdiction="GDPR")
     site.work()
-    strict = {"quality_gate": {"max_f1_drop": 0.0, "max_loss_rise": 0.0}, "target_distance": 50.0}
-    site.call("PATCH", "/v1/models/toy", json={"policy": strict})
+    site.call("PATCH", "/v1/models/toy", json={"policy": {"quality_gate": UNREACHABLE}})
     site.erase(*(f"s{n}" for n in range(40, 60)))
     site.work()
     (task,) = site.call("GET", f"/v1/erasures/{erasure}")["tasks"]
@@ -181,13 +181,32 @@ def _everything(site: Site) -> list[str]:
         f"/batches/{held['id']}/discard",
         f"/batches/{task['batch_id']}",
         f"/certificates/{task['certificate_id']}",
+        f"/certificates/{task['certificate_id']}/print",
+        f"/erasures/{erasure}/letter/0",
+        f"/reports/{now():%Y-%m}",
+        "/reports",
+        "/erasures/new",
+        "/register",
+        "/models/toy/flush",
+        "/search?q=nothing",
         f"/erasures/{new_id()}",
     ]
 
 
-def test_a_key_that_may_little_sees_what_it_may(page: Page, site: Site) -> None:
+def test_a_request_on_hold_does_not_claim_that_anyone_was_erased(signed_in: Page, site: Site) -> None:
+    _everything(site)
+    page = signed_in
+    page.goto("/")
+    row = page.get_by_role("row", name="On hold, needs a decision").first
+    row.get_by_role("link").first.click()
+    expect(page.get_by_role("heading", name="On hold, needs a decision")).to_be_visible()
+    expect(page.get_by_text("Not known yet")).to_be_visible()
+    expect(page.get_by_text("erased from the model")).to_have_count(0)
+
+
+def test_a_key_with_one_scope_sees_only_what_it_allows(page: Page, site: Site) -> None:
     _, key = site.new_key("clinic", Scope.ERASURES_READ)
     sign_in(page, key)
-    expect(page.get_by_role("navigation", name="Main").get_by_role("link")).to_have_count(2)
+    expect(page.get_by_role("navigation", name="Main").get_by_role("link")).to_have_count(3)
     expect(page.get_by_text("It needs the scope")).to_have_count(2)
     assert problems(page) == []

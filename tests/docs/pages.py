@@ -1,4 +1,4 @@
-"""Pages and what stands in them: fenced blocks, links, headings."""
+"""Parse Markdown pages into fenced blocks, links and headings."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^()\s]+(?:\([^()\s]*\)[^()\s]*)?)\)|(?:src|hr
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: what language it claims, which tags follow, and its lines."""
+    """A fenced block: its language, its tags and its text."""
 
     page: str
     line: int
@@ -25,11 +25,14 @@ class Block:
 
     @property
     def place(self) -> str:
+        """Where the block starts, as page and line."""
         return f"{self.page}:{self.line}"
 
 
 @dataclass
 class Page:
+    """One Markdown page."""
+
     name: str
     blocks: list[Block] = field(default_factory=list)
     prose: list[tuple[int, str]] = field(default_factory=list)
@@ -37,33 +40,35 @@ class Page:
 
     @property
     def text(self) -> str:
+        """The whole page."""
         return (ROOT / self.name).read_text()
 
     @property
     def anchors(self) -> set[str]:
-        """As GitHub makes them of headings; a repeated one gets a number."""
-        found: dict[str, int] = {}
+        """The anchors that GitHub derives from the headings. Repeated ones get a number."""
+        counts: dict[str, int] = {}
         anchors = set()
         for _, line in self.prose:
             if heading := _HEADING.match(line):
                 anchor = slug(heading[1])
-                seen = found.get(anchor, 0)
-                found[anchor] = seen + 1
+                seen = counts.get(anchor, 0)
+                counts[anchor] = seen + 1
                 anchors.add(f"{anchor}-{seen}" if seen else anchor)
         return anchors
 
     @property
     def links(self) -> list[tuple[int, str]]:
-        """Targets of links and pictures, code spans aside."""
+        """The targets of links and pictures outside code spans, with their line numbers."""
+        numbers = [number for number, _ in self.prose]
+        text = "\n".join(re.sub(r"`[^`]*`", "", line) for _, line in self.prose)
         return [
-            (number, link[1] or link[2])
-            for number, line in self.prose
-            for link in _LINK.finditer(re.sub(r"`[^`]*`", "", line) if "](" in line else line)
+            (numbers[text.count("\n", 0, link.start())], link[1] or link[2]) for link in _LINK.finditer(text)
         ]
 
 
 def slug(heading: str) -> str:
-    """
+    """Return the anchor of a heading.
+
     >>> slug("Where a message may go"), slug("`lethe up`, and δ"), slug("[Models](models.md)")
     ('where-a-message-may-go', 'lethe-up-and-δ', 'models')
     """
@@ -72,6 +77,7 @@ def slug(heading: str) -> str:
 
 
 def read(name: str) -> Page:
+    """Parse a page, given its path from the root of the repository."""
     page, fence, start, inside = Page(name), None, 0, []  # type: ignore[var-annotated]
     for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
         matched = _FENCE.match(line)
@@ -84,7 +90,7 @@ def read(name: str) -> Page:
             inside.append(line)
         else:
             page.prose.append((number, line))
-    assert fence is None, f"{name}:{start}: the block does not end"
+    assert fence is None, f"{name}:{start}: the block is not closed"
     return page
 
 

@@ -1,4 +1,4 @@
-"""Every field that leaves the model's own team, found in the code itself."""
+"""Collects from the code every field that leaves the model's own team."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, get_args, get_origin
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from app.access.guard import Require
-from app.access.scopes import Scope
-from app.certificates.endpoints import router
-from certificate.keys import KeySet
-from certificate.pack import Pack
-from certificate.receipt import Receipt
-from certificate.statement import Statement
+from app.gateway.auth.guard import Require
+from app.gateway.auth.scopes import Scope
+from app.gateway.certificates.endpoints import router
+from lethe.certificate.keys import KeySet
+from lethe.certificate.pack import Pack
+from lethe.certificate.receipt import Receipt
+from lethe.certificate.statement import Statement
 
 ROOT = Path(__file__).parent.parent.parent
 _LEVELS = frozenset({"debug", "info", "warning", "error", "critical", "exception"})
 
 
 def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Dotted paths of the fields of a model that hold no further model, as they are spelled in JSON."""
+    """Yield the dotted JSON paths of all fields of a model that contain no further model."""
     for name, field in model.model_fields.items():
         path = f"{prefix}{field.alias or name}"
         inner = list(_models(field.annotation))
@@ -42,31 +42,33 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def certificate() -> set[str]:
+    """Return the fields of a certificate."""
     return set(leaves(Statement))
 
 
 def pack() -> set[str]:
-    """Without what the model's own team or the person adds: evidence and receipt."""
+    """Return the fields of a pack, except for evidence and receipt, which the team or the person adds."""
     return {path for path in leaves(Pack) if not path.startswith(("evidence.", "receipt.", "keys."))} | {
         f"keys.{path}" for path in leaves(KeySet)
     }
 
 
 def receipt() -> set[str]:
+    """Return the fields of a receipt."""
     return set(leaves(Receipt))
 
 
 def api() -> set[str]:
-    """Answers of the endpoints that a key with `certificates:read` alone may call, by model and field."""
-    found: set[str] = set()
+    """Return the response fields of the endpoints that a key with `certificates:read` alone may call."""
+    fields: set[str] = set()
     for route in router.routes:
         if isinstance(route, APIRoute) and _scope(route) == Scope.CERTIFICATES_READ:
             for model in _models(route.response_model):
                 if model not in (Pack, KeySet):
-                    found |= {f"{route.path} {path}" for path in leaves(model)}
+                    fields |= {f"{route.path} {path}" for path in leaves(model)}
             if not list(_models(route.response_model)):
-                found.add(f"{route.path} body")
-    return found
+                fields.add(f"{route.path} body")
+    return fields
 
 
 def _scope(route: APIRoute) -> Scope | None:
@@ -75,13 +77,19 @@ def _scope(route: APIRoute) -> Scope | None:
 
 
 def webhooks() -> set[str]:
-    """Keys of the data of every event."""
-    tree = ast.parse((ROOT / "app/webhooks/events.py").read_text())
-    inside = ("_meaning", "_of_batch", "_published", "_completed")
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in inside]
+    """Return the keys in the data of every webhook event.
+
+    The functions that make events are those whose return type names `EventType`.
+    """
+    tree = ast.parse((ROOT / "app/dispatcher/webhook_events.py").read_text())
+    makers = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.returns and "EventType" in ast.unparse(node.returns)
+    ]
     return {
         key.value
-        for function in functions
+        for function in makers
         for node in ast.walk(function)
         if isinstance(node, ast.Dict)
         for key in node.keys
@@ -90,7 +98,7 @@ def webhooks() -> set[str]:
 
 
 def metrics() -> set[str]:
-    """Names of every metric of our own."""
+    """Return the names of all metrics of the service."""
     return {
         node.value
         for path in (ROOT / "app").rglob("*.py")
@@ -101,7 +109,7 @@ def metrics() -> set[str]:
 
 
 def log_fields() -> set[str]:
-    """Names of the values that any log line carries."""
+    """Return the names of the values in all log lines."""
     return {
         keyword.arg
         for folder in ("app", "worker")

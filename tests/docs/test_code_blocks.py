@@ -1,4 +1,4 @@
-"""Every example of README and guides runs, in order, against a real service."""
+"""Every example in the README and the guides runs, in order, against a real service."""
 
 import json
 import re
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from app.core.settings import Settings
 from app.db.manifest import Manifest
-from app.main import create_app
-from app.settings import Settings
+from app.gateway.main import create_app
 from tests.docs import running
 from tests.docs.pages import PAGES, Block, Page, read
 
@@ -20,15 +20,15 @@ pytestmark = pytest.mark.slow
 
 QUICKSTART = "docs/quickstart.md"
 LANGUAGES = {"sh", "python", "json", "http", "toml", "text"}
-# What cannot run here: a whole test run, a cluster, Docker. The number may fall; think twice before it grows.
+# Blocks that cannot run here, such as a whole test run, a cluster or Docker. Avoid adding more.
 NOT_RUN = {
     "README.md": 3,
     "docs/quickstart.md": 1,
     "docs/operating.md": 5,
     "docs/contributing.md": 1,
 }
-# Its receiver has a test of its own (tests/unit/app/test_webhook_signing.py).
-ELSEWHERE = {"docs/webhooks.md"}
+# The receiver of webhooks is tested in tests/unit/app/test_webhook_signing.py, serving in test_serving.py.
+ELSEWHERE = {"docs/webhooks.md", "docs/serving.md"}
 COMMAND = re.compile(r"^ {4}(?:\$ )?(?:curl|lethe|python3?|pip|make|kubectl|docker|openssl|export) ")
 
 ALL = [read(name) for name in PAGES]
@@ -46,7 +46,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 @pytest.fixture(scope="module")
 def quickstart(service: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder as the quickstart leaves it: where every other page begins."""
+    """Run the quickstart and return its folder, in which every other page starts."""
     folder = tmp_path_factory.mktemp("quickstart")
     running.run(read(QUICKSTART), folder, service)
     return folder
@@ -57,14 +57,14 @@ def test_the_examples_of_a_page_run_in_order(
     page: Page, quickstart: Path, service: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     if page.name == QUICKSTART:
-        return  # it has run
+        return  # the fixture has run it
     folder = tmp_path_factory.mktemp(Path(page.name).stem) / "folder"
-    shutil.copytree(quickstart, folder)
+    shutil.copytree(quickstart, folder, ignore=shutil.ignore_patterns("lethe-data", "examples"))
     running.run(page, folder, service)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: str(block.place))
-def test_a_block_says_what_it_is(block: Block) -> None:
+def test_a_block_names_its_language_and_known_tags(block: Block) -> None:
     assert block.language in LANGUAGES, f"{block.place}: say sh, python, json, http, toml or text"
     allowed = {"sh": {"no-run"}, "json": {"manifest"}, "text": {"output"}}.get(block.language, set())
     assert block.tags.keys() <= allowed, block.place
@@ -72,8 +72,8 @@ def test_a_block_says_what_it_is(block: Block) -> None:
 
 
 def test_few_blocks_are_not_run() -> None:
-    found = Counter(block.page for block in BLOCKS if "no-run" in block.tags)
-    assert {page: n for page, n in found.items() if n > NOT_RUN.get(page, 0)} == {}
+    counts = Counter(block.page for block in BLOCKS if "no-run" in block.tags)
+    assert {page: n for page, n in counts.items() if n > NOT_RUN.get(page, 0)} == {}
 
 
 def test_no_command_hides_in_an_indented_block() -> None:
@@ -81,7 +81,7 @@ def test_no_command_hides_in_an_indented_block() -> None:
     assert hidden == []
 
 
-def test_json_can_be_read_and_manifests_are_taken() -> None:
+def test_json_is_valid_and_manifests_are_accepted() -> None:
     for block in BLOCKS:
         if block.language == "http":
             json.loads(block.text.partition("\n\n")[2])
@@ -91,16 +91,16 @@ def test_json_can_be_read_and_manifests_are_taken() -> None:
                 Manifest.model_validate(document)
 
 
-def test_toml_can_be_read() -> None:
+def test_toml_is_valid() -> None:
     for block in BLOCKS:
         if block.language == "toml":
             tomllib.loads(block.text)
 
 
 def test_requests_name_endpoints_that_exist() -> None:
-    """In blocks of the kind http, and in every line that reads like `POST /v1/erasures`."""
+    """Check blocks of the kind http and every line with text like `POST /v1/erasures`."""
     paths = create_app(Settings()).openapi()["paths"]
-    known = {f"{method.upper()} {_shape(path)}" for path, found in paths.items() for method in found}
+    known = {f"{method.upper()} {_shape(path)}" for path, methods in paths.items() for method in methods}
     spoken = re.compile(r"\b(GET|POST|PUT|PATCH|DELETE) +(/v1/[^\s`?,;)]*)")
     wrong = [
         f"{page.name}: {method} {path}"
@@ -112,14 +112,14 @@ def test_requests_name_endpoints_that_exist() -> None:
 
 
 def _shape(path: str) -> str:
-    """Whatever a variable is called, or stands for, in an example."""
+    """Return a path with its variables and example values blanked out."""
     path = re.sub(r"\{[^}]*\}|\$\w+", "{}", path)
     return path.replace("/versions/current/", "/versions/{}/")
 
 
 def test_output_follows_an_example() -> None:
     for page in ALL:
-        for before, shown in zip([None, *page.blocks], page.blocks, strict=False):
-            if "output" in shown.tags:
-                assert before is not None, shown.place
-                assert running.runs(before), shown.place
+        for example, expected in zip([None, *page.blocks], page.blocks, strict=False):
+            if "output" in expected.tags:
+                assert example is not None, expected.place
+                assert running.runs(example), expected.place

@@ -1,4 +1,4 @@
-"""The page of public fields lists exactly what the code makes public, each with its reason."""
+"""docs/public-fields.md lists exactly the fields that the code makes public, each with its reason."""
 
 import re
 from fnmatch import fnmatchcase
@@ -11,16 +11,16 @@ PAGE = (ROOT / "docs/public-fields.md").read_text()
 
 
 def rows(place: str) -> dict[str, str]:
-    """Patterns of a section's table, each with the reason beside it."""
+    """Return the patterns in the table of a section, each with its reason."""
     section = PAGE.split(f"\n## {place}\n", 1)[1].split("\n## ", 1)[0]
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for line in section.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| `") and len(cells) == 2:
             for pattern in re.findall(r"`([^`]+)`", cells[0]):
-                assert pattern not in found, f"{pattern} is listed twice"
-                found[pattern] = cells[1]
-    return found
+                assert pattern not in reasons, f"{pattern} is listed twice"
+                reasons[pattern] = cells[1]
+    return reasons
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -32,4 +32,4 @@ def test_every_public_field_is_listed_once_with_a_reason(place: str) -> None:
         assert len(matching) == 1, f"{place}: {field} is listed by {matching}"
         assert len(listed[matching[0]]) >= 6
     unused = [pattern for pattern in listed if not any(fnmatchcase(field, pattern) for field in fields)]
-    assert not unused, f"{place}: nothing is called {unused}"
+    assert not unused, f"{place}: no field is called {unused}"

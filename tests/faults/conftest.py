@@ -1,4 +1,4 @@
-"""One living system per database, for all tests that hurt it: each leaves it whole."""
+"""One running service per database, shared by the fault tests. Each test leaves it intact."""
 
 import secrets
 import shutil
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.settings import Settings
-from tests.conftest import _administer, _named
+from app.core.settings import Settings
+from tests.conftest import administer, url_of
 from tests.faults.live import JOB_SECONDS, Live
 
 
@@ -24,7 +24,7 @@ def live(
             redis_url=redis_url,
             queue_name=f"test-{secrets.token_hex(8)}",
             heartbeat_seconds=1,
-            dead_after_seconds=5,
+            dead_after_seconds=10,
             dispatch_interval_seconds=0.1,
             retry_backoff_seconds=0.1,
             requeue_after_seconds=2,
@@ -44,6 +44,6 @@ def _database(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
         return
     template = request.getfixturevalue("postgres_template")
     admin, name = request.getfixturevalue("postgres_url"), f"t_{secrets.token_hex(8)}"
-    _administer(admin, f"CREATE DATABASE {name} TEMPLATE {template}")
-    yield _named(admin, name)
-    _administer(admin, f"DROP DATABASE {name} WITH (FORCE)")
+    administer(admin, f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield url_of(admin, name)
+    administer(admin, f"DROP DATABASE {name} WITH (FORCE)")

@@ -1,7 +1,9 @@
-"""A living system whose parts are real processes that a test may kill."""
+"""A running service whose parts are real processes that a test may kill."""
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,38 +11,44 @@ import psutil
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from app import process
-from app.access.scopes import Scope
-from app.bootstrap import Services
+from app.core import process
+from app.core.settings import Settings
 from app.db.states import JobState, VersionState
 from app.db.tables import DatasetPart, Job, Version
-from app.main import create_app
-from app.settings import Settings
-from app.supervisor import environment
-from certificate.cli import run_verify
+from app.gateway.auth.scopes import Scope
+from app.gateway.main import create_app
+from app.local.supervisor import environment
+from app.services import Services
+from lethe.certificate.cli import run_verify
 from tests import eventually
+from tests.faults.gated_attempt import GATE, PYTHONPATH
 from tests.integration.harness import create_model, key_for
+from worker.attempt import process_name
 
-JOB_SECONDS = 120.0  # a loaded machine imports torch slowly
+JOB_SECONDS = 240.0  # a loaded machine imports torch slowly
 
 
 class Live:
-    """One model, a gateway in this process; dispatcher and workers as processes of their own."""
+    """One model. The gateway runs in this process, dispatcher and workers in processes of their own."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.settings, self.folder = settings, folder
         self.services = Services(settings)
         self.admin = key_for(self.services, "faults", Scope.ADMIN)
         self.gateway = TestClient(create_app(settings)).__enter__()
+        self.gate = folder / "gate"
+        self.gate.touch()
         self.started: list[subprocess.Popen[bytes]] = []
         self.dispatcher = self.start("dispatcher")
         self.asked: list[str] = []
 
     def start(self, part: str) -> subprocess.Popen[bytes]:
+        """Start a part of the service as a process. The attempts of a worker wait at this object's gate."""
+        command = ("tests.faults.gated_worker",) if part == "worker" else ("lethe.cli", part)
         with (self.folder / "log").open("ab") as log:
             running = process.spawn(
-                [sys.executable, "-P", "-m", "client.cli", part],
-                env=environment(self.settings, part),
+                [sys.executable, "-m", *command],
+                env=environment(self.settings, part) | {GATE: str(self.gate), "PYTHONPATH": PYTHONPATH},
                 stdout=log,
                 stderr=log,
             )
@@ -48,18 +56,22 @@ class Live:
         return running
 
     def close(self) -> None:
-        process.stop(*self.started, grace=5)
+        """Stop every process that was started."""
+        process.stop(*self.started, grace=30)
         self.gateway.__exit__(None, None, None)
         self.services.close()
 
     # As a user
+
+    def is_registered(self) -> bool:
+        return self.gateway.get("/v1/models/toy", headers=self.admin).status_code == 200
 
     def register(self) -> None:
         create_model(self.gateway, self.admin)
         eventually(lambda: self.get("/v1/models/toy")["state"] == "ready", within=JOB_SECONDS)
 
     def erase(self, *subjects: str) -> str:
-        """Ask for it; the two subjects fill a batch."""
+        """Request an erasure. Two subjects fill a batch."""
         answer = self.gateway.post("/v1/erasures", json={"subjects": subjects}, headers=self.admin)
         assert answer.status_code == 202
         self.asked.append(answer.headers["Location"])
@@ -79,27 +91,40 @@ class Live:
         with self.services.database.reading() as session:
             return session.scalars(select(Job).order_by(Job.id.desc()).limit(1)).one()
 
+    @contextmanager
+    def attempts_waiting(self) -> Iterator[None]:
+        """Let attempts at batches wait while the block runs."""
+        self.gate.unlink()
+        try:
+            yield
+        finally:
+            self.gate.touch()
+
     def wait_for_job(self, state: JobState) -> Job:
-        """Until the newest erasure's job is in this state."""
+        """Wait until the job of the newest erasure is in this state, and return it."""
         eventually(lambda: self.get(self.asked[-1])["state"] != "received", within=JOB_SECONDS)
         eventually(lambda: self.newest_job().state == state, within=JOB_SECONDS, every=0.01)
         return self.newest_job()
 
     def attempt_of(self, worker: subprocess.Popen[bytes]) -> psutil.Process:
+        """Wait until a worker runs an attempt, and return its process."""
+
+        name = process_name(str(self.newest_job().id))
+
         def look() -> psutil.Process | None:
-            for child in psutil.Process(worker.pid).children():
-                if "worker.attempt" in child.cmdline():
+            for child in psutil.Process(worker.pid).children(recursive=True):
+                if child.name() == name:
                     return child
             return None
 
-        found = eventually(look)
-        assert found is not None
-        return found
+        attempt = eventually(look)
+        assert attempt is not None
+        return attempt
 
-    # What must be true after every fault
+    # Checks after every fault
 
     def check(self) -> None:
-        """Every request completed once, by one chain of versions; nothing is left of what died."""
+        """Check that every request was completed once, in one chain of versions, and left no debris."""
         numbers = [version["number"] for version in self.get("/v1/models/toy/versions")]
         assert sorted(numbers) == list(range(len(self.asked) + 1))
         tasks = [self.get(erasure)["tasks"] for erasure in self.asked]
@@ -110,12 +135,14 @@ class Live:
         assert self.services.storage.list("drafts") == []
 
     def live_files(self) -> set[str]:
+        """Return the files of attempts that SQL refers to."""
         with self.services.database.reading() as session:
             parts = session.scalars(select(DatasetPart.path).where(DatasetPart.last_generation.is_(None)))
             versions = session.scalars(select(Version.path).where(Version.state == VersionState.CURRENT))
             return {path for path in (*parts, *versions) if path.startswith("attempts/")}
 
     def check_certificate(self, certificate_id: str) -> None:
+        """Verify a certificate offline, with the current weights."""
         model, pack = self.folder / "m.safetensors", self.folder / "pack.json"
         for path, url in {
             model: "/v1/models/toy/versions/current/checkpoint",

@@ -1,4 +1,4 @@
-"""An attempt whose batch is cancelled ends by itself, soon, and takes along what it wrote."""
+"""An attempt whose batch is cancelled ends soon and deletes what it wrote."""
 
 import subprocess
 import sys
@@ -8,21 +8,22 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from app import process
-from app.access.scopes import Scope
-from app.bootstrap import Services
-from app.clock import now
+from app.core import process
+from app.core.clock import now
 from app.db import transitions
 from app.db.states import JobState
 from app.db.tables import Job
-from app.dispatcher import Dispatcher
-from app.main import create_app
-from app.supervisor import environment
+from app.dispatcher.loop import Dispatcher
+from app.gateway.auth.scopes import Scope
+from app.gateway.main import create_app
+from app.local.supervisor import environment
+from app.services import Services
 from tests import eventually
 from tests.faults.live import JOB_SECONDS
 from tests.integration.harness import key_for
 from tests.integration.model_api import Api, registered, work
-from worker import attempt, jobs
+from worker import attempt
+from worker.data.scratch import sweep
 
 pytestmark = pytest.mark.slow
 
@@ -43,13 +44,13 @@ def test_an_attempt_ends_soon_after_it_was_cancelled_and_leaves_nothing(services
         api = registered(Api(gateway, key_for(services, "cancels", Scope.ADMIN)), services)
         api.erase("s1", "s2")
         for stage, code in (("solve", 0), ("resolve", attempt.FENCED)):
-            _cancelled_at(stage, api, services, code)
+            _cancel_at(stage, api, services, code)
         work(services)
         (batch,) = gateway.get("/v1/batches", headers=api.headers).json()["items"]
         assert batch["state"] == "completed"
 
 
-def _cancelled_at(stage: str, api: Api, services: Services, code: int) -> None:
+def _cancel_at(stage: str, api: Api, services: Services, code: int) -> None:
     before = services.storage.list("attempts")
     running = _start(services, stage)
     (batch,) = api.gateway.get("/v1/batches", headers=api.headers).json()["items"]
@@ -59,6 +60,6 @@ def _cancelled_at(stage: str, api: Api, services: Services, code: int) -> None:
     assert api.gateway.post(f"{where}/cancel", headers=api.headers).status_code == 202
     assert running.wait(JOB_SECONDS) == code
     assert services.storage.list("attempts") == before
-    jobs.sweep(services.settings)  # as its parent does where it ended badly
+    sweep(services.settings)  # as the worker does after an attempt that failed
     assert not list((services.settings.data_dir / "scratch").glob("*/"))
     assert api.gateway.post(f"{where}/retry", headers=api.headers).status_code == 202

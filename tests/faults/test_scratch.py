@@ -1,29 +1,29 @@
-"""Working folders hold rows: the dead's are swept, the living's never."""
+"""Scratch folders contain rows. Those of dead attempts are swept, those of running ones never are."""
 
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
-from app.clock import new_id
-from app.settings import Settings
-from worker.pipeline.scratch import sweep, working_folder
+from app.core.clock import new_id
+from app.core.settings import Settings
+from worker.data.scratch import sweep, working_folder
 
 HOLD_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
 from uuid import UUID
-from app.settings import Settings
-from worker.pipeline.scratch import working_folder
+from app.core.settings import Settings
+from worker.data.scratch import working_folder
 with working_folder(Settings(data_dir=Path(sys.argv[1])), UUID(sys.argv[2])) as folder:
     (folder / "rows").write_text("somebody's")
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_attempts_folder_is_swept_and_a_living_ones_stays(tmp_path: Path) -> None:
+def test_the_folder_of_a_killed_attempt_is_swept_and_that_of_a_running_one_stays(tmp_path: Path) -> None:
     settings, token = Settings(data_dir=tmp_path), new_id()
-    ended = subprocess.run([sys.executable, "-P", "-c", HOLD_AND_DIE, str(tmp_path), str(token)], check=False)
+    ended = subprocess.run([sys.executable, "-c", HOLD_AND_DIE, str(tmp_path), str(token)], check=False)
     assert ended.returncode == -9
     left = tmp_path / "scratch" / str(token)
     assert (left / "rows").exists()
@@ -34,7 +34,7 @@ def test_a_killed_attempts_folder_is_swept_and_a_living_ones_stays(tmp_path: Pat
     assert not living.exists()
 
 
-def test_a_folder_being_made_is_not_swept(tmp_path: Path) -> None:
+def test_a_folder_that_is_being_created_is_not_swept(tmp_path: Path) -> None:
     settings, stop = Settings(data_dir=tmp_path), threading.Event()
 
     def sweep_all_the_time() -> None:

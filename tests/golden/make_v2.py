@@ -1,8 +1,8 @@
-"""Makes the golden files of format version 2, once. They are kept for ever, so this refuses to run again.
+"""Makes the golden files of format version 2. They are kept forever, so this refuses to run again.
 
-    python tests/golden/make_v2.py
+    python -m tests.golden.make_v2
 
-The private key exists in this process only; what is written cannot be extended, only verified.
+The private key exists only in this process, so the files can be verified but never extended.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ FOLDER = HERE / "v2"
 
 
 def main() -> None:
+    """Write all golden files, unless they exist."""
     if FOLDER.exists():
-        sys.exit(f"{FOLDER} exists: golden files are never made again")
-    sys.path.insert(0, str(HERE.parent / "unit" / "certificate"))
-    from certificate_cases import Issuer
-    from certificate_evidence_cases import KINDS
-
-    from certificate.assurance import CONVEX_FAMILIES
-    from certificate.keys import SigningKey
+        sys.exit(f"{FOLDER} already exists, and golden files are never made again")
+    from lethe.certificate.assurance import CONVEX_FAMILIES
+    from lethe.certificate.keys import SigningKey
+    from tests.unit.certificate.certificate_cases import Issuer
+    from tests.unit.certificate.certificate_evidence_cases import KINDS
 
     key = SigningKey.generate()
     for kind, (_, _, _, family, _) in KINDS.items():
@@ -36,9 +35,9 @@ def main() -> None:
 
 
 def write_kind(issuer, kind: str, *, convex: bool) -> None:
-    """A release, a discarded draw, a retrain and another release, then the certificate itself."""
-    from certificate.model_signature import sign_model
-    from certificate.statement import weights_file_name
+    """Write the files of one kind, after a release, a discarded draw, a retrain and another release."""
+    from lethe.certificate.model_signature import sign_model
+    from lethe.certificate.statement import weights_file_name
 
     tier = "proved" if convex else "conditional"
     for earlier in (f"tr-{tier}", f"discarded-{tier}", "retrain-proved", f"tr-{tier}"):
@@ -50,19 +49,18 @@ def write_kind(issuer, kind: str, *, convex: bool) -> None:
     (folder / "evidence.json").write_bytes(issued.evidence.to_bytes())
     (folder / "receipt.json").write_bytes(issued.receipts[0].to_bytes())
     (folder / "earlier-head.txt").write_text(issuer.head(3), encoding="utf-8")
-    if issued.model is not None:
-        (folder / "model.safetensors").write_bytes(issued.model)
-        sha256 = hashlib.sha256(issued.model).hexdigest()
+    if issued.weights is not None:
+        (folder / "model.safetensors").write_bytes(issued.weights)
+        sha256 = hashlib.sha256(issued.weights).hexdigest()
         name = weights_file_name(issuer.model, issued.predicate.version)
         (folder / "model.sig").write_bytes(sign_model(file_name=name, sha256=sha256, signer=issuer.key))
 
 
 def write_no_data_held(issuer) -> None:
-    """A logged statement with its place, as a person receives it."""
-    from certificate_cases import BEGUN
-
-    from certificate.merkle import leaf_hash
-    from certificate.receipt import issue_no_data_held, no_data_receipt
+    """Write a logged "no data held" statement with its place, as a person receives it."""
+    from lethe.certificate.merkle import leaf_hash
+    from lethe.certificate.receipt import build_no_data_receipt, issue_no_data_held
+    from tests.unit.certificate.certificate_cases import BEGUN
 
     envelope = issue_no_data_held(
         request_id="request-1",
@@ -74,7 +72,9 @@ def write_no_data_held(issuer) -> None:
     )
     index = issuer.log.append(leaf_hash(bytes.fromhex(envelope.digest)))
     path = [step.hex() for step in issuer.log.inclusion_proof(index)]
-    receipt = no_data_receipt(envelope, checkpoint=issuer.head(), index=index, path=path, keys=issuer.keys)
+    receipt = build_no_data_receipt(
+        envelope, tree_head=issuer.head(), index=index, path=path, keys=issuer.keys
+    )
     (FOLDER / "no-data-held.json").write_bytes(receipt.to_bytes())
 
 

@@ -1,4 +1,4 @@
-"""Certificates of format version 1 verify for ever: these files are never made again, only read."""
+"""Certificates of format version 1 verify forever. Their files are never made again."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from certificate.cli import run_verify
-from certificate.envelope import parse
-from certificate.keys import KeySet, PublicKey
-from certificate.receipt import verify_no_data_held
-from certificate.verify import verify
+from lethe.certificate.cli import run_verify
+from lethe.certificate.envelope import parse
+from lethe.certificate.keys import KeySet, PublicKey
+from lethe.certificate.receipt import verify_no_data_held
+from lethe.certificate.verify import verify
 
 FOLDER = Path(__file__).parent / "v1"
 KINDS = [
@@ -37,7 +37,7 @@ def test_a_golden_certificate_verifies(kind):
     model = folder / "model.safetensors"
     report = verify(
         (folder / "pack.json").read_bytes(),
-        model=model if model.exists() else None,
+        weights=model if model.exists() else None,
         evidence=(folder / "evidence.json").read_bytes(),
         receipt=(folder / "receipt.json").read_bytes(),
         since=(folder / "earlier-head.txt").read_bytes(),

@@ -1,1 +1,1 @@
-"""Many hosts: each a network namespace with a process tree of its own, on this machine."""
+"""Tests on several simulated hosts. Each is a network namespace of this machine with its own process tree."""

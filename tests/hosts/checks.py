@@ -1,21 +1,23 @@
-"""What must be true after everything: as its users see it, and as an auditor does."""
+"""Checks after all faults, from the point of view of users and of an auditor."""
 
 from pathlib import Path
 
 from sqlalchemy import select
 
-from app import orphans
+from app.db.paths import ATTEMPTS
 from app.db.states import BatchState, VersionState
 from app.db.tables import Batch, Certificate, DatasetPart, LogHead, Version
-from certificate.pack import EarlierHead
-from certificate.verify import verify
-from client import Lethe
+from app.dispatcher import orphan_sweep
+from lethe import Lethe
+from lethe.certificate.pack import EarlierHead
+from lethe.certificate.verify import verify
 from tests.hosts import history
 from tests.hosts.cluster import Cluster
 from tests.hosts.people import People
 
 
 def check_nothing_lost_and_nothing_twice(cluster: Cluster, people: People) -> None:
+    """Check that every acknowledged erasure was completed exactly once."""
     for gateway in cluster.named("gateway"):
         with cluster.client(gateway) as lethe:
             erasures = list(lethe.erasures.list())
@@ -31,17 +33,17 @@ def check_nothing_lost_and_nothing_twice(cluster: Cluster, people: People) -> No
 
 
 def _check_versions(cluster: Cluster) -> None:
-    """One chain per model; one version and one certificate per batch; one leaf per certificate."""
+    """Check for one chain per model, one version and certificate per batch, one leaf per certificate."""
     with cluster.services.database.reading() as session:
         batches = session.scalars(select(Batch)).all()
         versions = session.scalars(select(Version).order_by(Version.number)).all()
         certificates = session.scalars(select(Certificate)).all()
         head = session.scalars(select(LogHead)).one()
     assert {batch.state for batch in batches} == {BatchState.COMPLETED}
-    made = [version for version in versions if version.number > 0]
-    assert sorted(str(version.batch_id) for version in made) == sorted(str(batch.id) for batch in batches)
-    assert {version.certificate_id for version in made} == {item.id for item in certificates}
-    assert len(made) == len(certificates) == head.size
+    released = [version for version in versions if version.number > 0]
+    assert sorted(str(version.batch_id) for version in released) == sorted(str(batch.id) for batch in batches)
+    assert {version.certificate_id for version in released} == {item.id for item in certificates}
+    assert len(released) == len(certificates) == head.size
     assert sorted(item.log_index for item in certificates) == list(range(head.size))
     for model in {version.model_id for version in versions}:
         chain = [version for version in versions if version.model_id == model]
@@ -51,19 +53,20 @@ def _check_versions(cluster: Cluster) -> None:
 
 
 def _check_files(cluster: Cluster) -> None:
-    """Of all that dead and fenced attempts wrote, nothing stays."""
-    orphans.sweep(cluster.services)
+    """Nothing that dead or fenced attempts wrote is left in the storage."""
+    orphan_sweep.sweep(cluster.services)
     with cluster.services.database.reading() as session:
         kept = set(session.scalars(select(DatasetPart.path).where(DatasetPart.last_generation.is_(None))))
         kept |= set(session.scalars(select(Version.path).where(Version.state == VersionState.CURRENT)))
-    left = set(cluster.services.storage.list(orphans.ATTEMPTS))
-    assert left == {path for path in kept if path.startswith(f"{orphans.ATTEMPTS}/")}
+    left = set(cluster.services.storage.list(ATTEMPTS))
+    assert left == {path for path in kept if path.startswith(f"{ATTEMPTS}/")}
 
 
 def check_all_certificates(lethe: Lethe, models: list[str], head_kept: str, folder: Path) -> int:
-    """Offline, from files, under keys fetched once; how many. The log has only grown since `head_kept`.
+    """Verify every certificate offline and return how many there are.
 
-    A superseded file is purged: its certificate is verified without it.
+    Also check that the log has only grown since the tree head `head_kept`. Superseded weights are purged, so
+    their certificates are verified without the file.
     """
     keys = lethe.log.keys()
     proof = lethe.log.consistency(int(head_kept.splitlines()[1]))
@@ -72,11 +75,11 @@ def check_all_certificates(lethe: Lethe, models: list[str], head_kept: str, fold
     for model in models:
         file = lethe.versions.download(model, folder / f"{model}.safetensors")
         for version in lethe.versions.list(model):
-            if version.certificate_id is None:  # as registered
+            if version.certificate_id is None:  # version 0, as registered
                 continue
             pack = lethe.certificates.pack(version.certificate_id).to_bytes()
             current = version.state == "current"
-            report = verify(pack, model=file if current else None, keys=keys, since=since)
+            report = verify(pack, weights=file if current else None, keys=keys, since=since)
             assert report.verdict == ("verified" if current else "verified without the model file"), (
                 report.failed
             )

@@ -1,8 +1,7 @@
-"""The whole service on hosts of its own: two gateways, two dispatchers, three workers, PostgreSQL, Valkey.
+"""The whole service on separate hosts: two gateways, two dispatchers, three workers, PostgreSQL, Valkey.
 
-They share keys and a storage folder, as machines share a mounted secret and an object store. The folder is
-reached without the network: a worker that is cut off can still write there, which is worse than a store that
-is cut off with it.
+They share keys and a storage folder, as machines share a mounted secret and an object store. The folder does
+not need the network, so a worker that is cut off can still write to it. This is the harder case to get right.
 """
 
 import secrets
@@ -18,15 +17,18 @@ from redis.exceptions import RedisError
 from sqlalchemy import Select, select
 from sqlalchemy.exc import OperationalError
 
-from app import embedded, migrate, vault
-from app.access.scopes import Scope
-from app.bootstrap import Services
+from app.core import vault
+from app.core.settings import Settings
+from app.db import schema
 from app.db.tables import Lease
-from app.settings import Settings
-from app.supervisor import environment
-from certificate.keys import SigningKey
-from client import Lethe, Retry
+from app.gateway.auth.scopes import Scope
+from app.local import valkey
+from app.local.supervisor import environment
+from app.services import Services
+from lethe import Lethe, Retry
+from lethe.certificate.keys import SigningKey
 from tests import eventually
+from tests.faults.gated_attempt import GATE, PYTHONPATH
 from tests.hosts.host import Attempt, Host, program
 from tests.hosts.network import Network
 from tests.integration.harness import key_for
@@ -43,13 +45,15 @@ PARTS = {
     "worker2": 32,
     "worker3": 33,
 }
-LATER = ("worker2", "worker3")  # when a test has seen what one worker does alone
+LATER = ("worker2", "worker3")  # started after a test has measured a single worker
 
 
 class Cluster:
+    """All hosts of the service, with methods for an operator."""
+
     def __init__(self, network: Network, folder: Path) -> None:
         self.network, self.folder = network, folder
-        self.folder.chmod(0o711)  # the database's own user passes through to its data
+        self.folder.chmod(0o711)  # PostgreSQL runs as another user and must reach its data
         self.password = secrets.token_hex(16)
         self.database = self._database()
         self.queue = self._queue()
@@ -57,22 +61,26 @@ class Cluster:
         self.services = Services(self.settings)
         self.hosts = {name: self._part(name, number) for name, number in PARTS.items()}
         self.api_key = ""
+        self.gate = folder / "gate"
+        self.gate.touch()
 
-    # From nothing to a service that answers, and back
+    # Start and stop
 
     def start_servers(self) -> None:
+        """Start PostgreSQL and Valkey, and create the tables."""
         self._make_keys()
         self.database.boot({"LC_ALL": "C"})
         self.queue.boot({})
         eventually(self._database_answers, within=WITHIN)
         eventually(self._queue_answers, within=WITHIN)
-        migrate.upgrade(self.services)
+        schema.upgrade(self.services.database)
 
     def start_parts(self) -> None:
+        """Start gateways, dispatchers and one worker."""
         admin = key_for(self.services, "hosts", Scope.ADMIN)
         self.api_key = admin["Authorization"].removeprefix("Bearer ")
         self.boot("dispatcher1")
-        eventually(self.lease_holder, within=WITHIN)  # the first one to act; the second one waits its turn
+        eventually(self.lease_holder, within=WITHIN)  # so that the second one stands by
         for name in PARTS:
             if name not in ("dispatcher1", *LATER):
                 self.boot(name)
@@ -80,19 +88,21 @@ class Cluster:
             self.wait_for_gateway(gateway)
 
     def close(self) -> None:
-        """Whatever happened before: no process stays. The namespaces go with the network."""
+        """Kill every process. The network removes the namespaces."""
         for host in (*self.hosts.values(), self.queue, self.database):
             host.close()
         self.services.close()
 
     def boot(self, name: str) -> None:
+        """Switch a host on."""
         host = self.hosts[name]
         own = self.settings.model_copy(
             update={"data_dir": host.folder, "host": host.address, "port": PORT, "create_keys": False}
         )
-        host.boot(environment(own, name.rstrip("123")) | {"OMP_NUM_THREADS": "1"})
+        test = {"OMP_NUM_THREADS": "1", GATE: str(self.gate), "PYTHONPATH": PYTHONPATH}
+        host.boot(environment(own, name.rstrip("123")) | test)
 
-    # What an operator sees
+    # An operator's view
 
     def named(self, part: str) -> list[Host]:
         return [host for name, host in self.hosts.items() if name.startswith(part)]
@@ -111,7 +121,7 @@ class Cluster:
         eventually(answers, within=WITHIN)
 
     def look(self, statement: Select[T]) -> T | None:
-        """One value in SQL; a database that is away is waited for."""
+        """Read one value from SQL, waiting while the database is unreachable."""
 
         def once() -> list[T | None]:
             try:
@@ -123,15 +133,19 @@ class Cluster:
         return eventually(once, within=WITHIN)[0]
 
     def lease_holder(self) -> str:
+        """Return which dispatcher holds the lease."""
         return str(self.look(select(Lease.holder)) or "")
 
     def at_work(self) -> list[tuple[Host, Attempt]]:
+        """Return all running attempts with their hosts."""
         return [(host, attempt) for host in self.named("worker") for attempt in host.attempts()]
 
-    # Its parts
+    # The hosts
 
     def _part(self, name: str, number: int) -> Host:
-        command = [sys.executable, "-P", "-m", "client.cli", name.rstrip("123")]
+        part = name.rstrip("123")
+        module = ("tests.faults.gated_worker",) if part == "worker" else ("lethe.cli", part)
+        command = [sys.executable, "-m", *module]
         return Host(self.network, name, number, self.folder, command)
 
     def _settings(self) -> Settings:
@@ -159,14 +173,14 @@ class Cluster:
     def _database(self) -> Host:
         data = self.folder / "postgresql"
         data.mkdir()
-        made = subprocess.run(
+        created = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", "tests.hosts.new_database", data],
             cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,
             check=True,
         )
-        user, server = made.stdout.splitlines()[-2:]
+        user, server = created.stdout.splitlines()[-2:]
         with (data / "pg_hba.conf").open("a") as access:
             access.write(f"host all all {self.network.subnet}.0/24 trust\n")
         number = 51
@@ -181,7 +195,7 @@ class Cluster:
         lines = [f"bind {self.network.address(number)}", f"requirepass {self.password}", f"dir {home}"]
         lines += ["port 6379", "appendonly yes", 'save ""', "loglevel warning"]
         vault.write_private(home / "valkey.conf", "\n".join(lines).encode())
-        command = [embedded.find_server(), home / "valkey.conf"]
+        command = [valkey.find_server(), home / "valkey.conf"]
         return Host(self.network, "queue", number, self.folder, command)
 
     def _database_answers(self) -> bool:

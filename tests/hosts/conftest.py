@@ -1,4 +1,4 @@
-"""A network of hosts for all tests of one file. It is taken down however they end."""
+"""A network of hosts for all tests of one file. It is always removed at the end."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,7 +13,7 @@ from tests.hosts.network import Network, missing
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[Cluster]:
-    """PostgreSQL with its tables and Valkey; the other hosts are off."""
+    """Start PostgreSQL and Valkey. The other hosts are off."""
     if why := missing():
         pytest.skip(f"MANY HOSTS NOT TESTED: {why}")
     with (
@@ -22,15 +22,15 @@ def servers() -> Iterator[Cluster]:
         Network() as network,
         ExitStack() as ending,
     ):
-        patch.setenv("NO_PROXY", "*")  # a proxy of the surroundings does not know these addresses
-        made = Cluster(network, Path(folder))
-        ending.callback(made.close)
-        made.start_servers()
-        yield made
+        patch.setenv("NO_PROXY", "*")  # no proxy can reach these addresses
+        hosts = Cluster(network, Path(folder))
+        ending.callback(hosts.close)
+        hosts.start_servers()
+        yield hosts
 
 
 @pytest.fixture(scope="module")
 def cluster(servers: Cluster) -> Cluster:
-    """With gateways, dispatchers and one worker."""
+    """Start gateways, dispatchers and one worker too."""
     servers.start_parts()
     return servers

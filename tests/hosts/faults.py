@@ -1,10 +1,11 @@
-"""What happens to hosts while they work. Each fault waits for the moment it is about, and for its cure."""
+"""Faults of hosts. Each waits for the right moment, strikes, and waits until the service has recovered."""
 
 import os
 import signal
-from uuid import UUID
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from sqlalchemy import select
+from sqlalchemy import String, cast, select
 
 from app.db.states import JobKind, JobState
 from app.db.tables import Job
@@ -15,49 +16,52 @@ from tests.hosts.people import People
 
 
 class Faults:
+    """Kills hosts and cuts them off, and keeps a list of what it did."""
+
     def __init__(self, cluster: Cluster, people: People) -> None:
         self.cluster, self.people = cluster, people
         self.active, self.idle = cluster.hosts["dispatcher1"], cluster.hosts["dispatcher2"]
         self.done: list[str] = []
 
     def kill_a_worker(self) -> Host:
-        """In the middle of a job; another one takes it over. The host stays off."""
-        host, attempt, number = self._somebody_at_work()
-        host.power_off()
+        """Kill a worker during a job, and wait until another takes the job over. The host stays off."""
+        with self._somebody_at_work() as (host, attempt, number):
+            host.power_off()
         self._taken_over(attempt, number)
         self.done.append(f"{host.name} killed at attempt {number}")
         return host
 
     def cut_off_a_worker(self) -> None:
-        """Its attempt stands still until another has finished the job; then it goes on, and must not publish.
+        """Cut off a worker with a paused attempt until another worker has finished the job.
 
-        Standing still, it is not ended by errors before it comes back.
+        When the attempt resumes, it must not publish. It is paused so that errors do not end it earlier.
         """
-        host, attempt, number = self._somebody_at_work()
-        os.kill(attempt.pid, signal.SIGSTOP)
-        host.cut()
+        with self._somebody_at_work() as (host, attempt, number):
+            os.kill(attempt.pid, signal.SIGSTOP)
+            host.cut()
         eventually(lambda: self._job(attempt).state == JobState.DONE, within=WITHIN)
-        host.mend()
+        host.reconnect()
         os.kill(attempt.pid, signal.SIGCONT)
         eventually(lambda: attempt not in host.attempts(), within=WITHIN)
-        eventually(lambda: host.said("fenced off", attempt.job), within=WITHIN)
+        eventually(lambda: host.logged("fenced off", attempt.job), within=WITHIN)
         self.done.append(f"{host.name} cut off at attempt {number}, fenced off when it came back")
 
     def kill_the_active_dispatcher(self) -> Host:
-        self._somebody_at_work()
-        host, before = self.active, self.cluster.lease_holder()
-        host.power_off()
+        """Kill the dispatcher that holds the lease, and wait until the other takes over."""
+        with self._somebody_at_work():
+            host, before = self.active, self.cluster.lease_holder()
+            host.power_off()
         self._lease_moves_on(before)
         self.done.append(f"{host.name} killed while it held the lease")
         return host
 
     def cut_off_the_active_dispatcher(self) -> None:
-        """It comes back believing to hold the lease."""
-        self._somebody_at_work()
-        host, before = self.active, self.cluster.lease_holder()
-        host.cut()
+        """Cut off the active dispatcher. When it comes back, it still believes that it holds the lease."""
+        with self._somebody_at_work():
+            host, before = self.active, self.cluster.lease_holder()
+            host.cut()
         self._lease_moves_on(before)
-        host.mend()
+        host.reconnect()
         self.done.append(f"{host.name} cut off while it held the lease")
 
     def kill_a_gateway(self) -> Host:
@@ -71,34 +75,39 @@ class Faults:
         host = self.cluster.hosts["gateway2"]
         host.cut()
         self._asked_elsewhere(host)
-        host.mend()
+        host.reconnect()
         self.cluster.wait_for_gateway(host)
         with self.cluster.client(host) as lethe:
             assert {model.name for model in lethe.models.list()} == set(self.people.models)
         self.done.append(f"{host.name} cut off")
 
     def _asked_elsewhere(self, lost: Host) -> None:
-        """Who gets no answer from this gateway asks the other one, and is heard."""
+        """Check that a client without an answer from this gateway succeeds at the other."""
         before = self.people.repeated
         self.people.ask(self.people.models[-1:], first=lost)
         assert self.people.repeated > before
 
     def restart_a_server(self, host: Host) -> None:
-        """PostgreSQL or Valkey, in the middle of everything."""
-        self._somebody_at_work()
-        host.power_off()
+        """Kill PostgreSQL or Valkey during a job, and start it again."""
+        with self._somebody_at_work():
+            host.power_off()
         host.boot()
         self.done.append(f"{host.name} killed and started again")
 
     def bring_back(self, *hosts: Host) -> None:
+        """Switch hosts on again."""
         for host in hosts:
             host.boot()
         for host in hosts:
             if host.name.startswith("gateway"):
                 self.cluster.wait_for_gateway(host)
 
-    def _somebody_at_work(self) -> tuple[Host, Attempt, int]:
-        """A worker in the middle of an erasure; when nothing is left to do, somebody asks."""
+    @contextmanager
+    def _somebody_at_work(self) -> Iterator[tuple[Host, Attempt, int]]:
+        """Wait for a worker that runs an erasure, and keep it at work while the block runs.
+
+        If there is nothing to do, request an erasure.
+        """
 
         def look() -> tuple[Host, Attempt, int] | None:
             for host, attempt in self.cluster.at_work():
@@ -109,14 +118,18 @@ class Faults:
                 self.people.ask(self.people.models[:2])
             return None
 
-        found = eventually(look, within=WITHIN)
-        assert found is not None
-        return found
+        self.cluster.gate.unlink()
+        try:
+            busy = eventually(look, within=WITHIN)
+            assert busy is not None
+            yield busy
+        finally:
+            self.cluster.gate.touch()
 
     def _job(self, attempt: Attempt) -> Job:
-        found = self.cluster.look(select(Job).where(Job.id == UUID(attempt.job)))
-        assert found is not None
-        return found
+        job = self.cluster.look(select(Job).where(cast(Job.id, String).endswith(attempt.job)))
+        assert job is not None
+        return job
 
     def _taken_over(self, attempt: Attempt, number: int) -> None:
         def by_another() -> bool:

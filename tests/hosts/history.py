@@ -1,4 +1,4 @@
-"""What SQL remembers of the batches: who ran when, and that each ran alone on its model."""
+"""The history of batches in SQL: which attempts ran when, and whether two overlapped."""
 
 from datetime import datetime
 from itertools import groupby, pairwise
@@ -7,9 +7,9 @@ from uuid import UUID
 
 from sqlalchemy import select
 
-from app.bootstrap import Services
 from app.db.states import BatchState
 from app.db.tables import Batch, BatchEvent
+from app.services import Services
 
 ENDS = ("completed", "failed", "held")
 
@@ -23,50 +23,52 @@ class Run(NamedTuple):
     ended: datetime
 
     def overlaps(self, other: "Run") -> bool:
+        """Say whether two runs were under way at the same time."""
         return self.begun < other.ended and other.begun < self.ended
 
 
 def runs(services: Services) -> list[Run]:
-    found = []
+    """Return every run of every batch, from the recorded events."""
+    ended = []
     for batch, events in _by_batch(services).items():
         running: BatchEvent | None = None
         for event in events:
             state = event.data.get("state") if event.kind == "state" else None
             if running is not None and (state is not None or event.kind in ENDS):
-                found.append(Run(batch, running.data["attempt"], running.at, event.at))
+                ended.append(Run(batch, running.data["attempt"], running.at, event.at))
                 running = None
             if state == BatchState.RUNNING:
                 running = event
-    return found
+    return ended
 
 
 def _by_batch(services: Services) -> dict[UUID, list[BatchEvent]]:
-    found: dict[UUID, list[BatchEvent]] = {}
+    events: dict[UUID, list[BatchEvent]] = {}
     with services.database.reading() as session:
         for event in session.scalars(select(BatchEvent).order_by(BatchEvent.id)):
-            found.setdefault(event.batch_id, []).append(event)
-    return found
+            events.setdefault(event.batch_id, []).append(event)
+    return events
 
 
-def most_at_once(found: list[Run]) -> int:
-    """Of how many batches attempts ran beside each other."""
+def most_at_once(runs: list[Run]) -> int:
+    """Return the largest number of batches that ran at the same time."""
     return max(
-        (len({other.batch for other in found if other.begun <= run.begun < other.ended}) for run in found),
+        (len({other.batch for other in runs if other.begun <= run.begun < other.ended}) for run in runs),
         default=0,
     )
 
 
 def check_one_batch_at_a_time(services: Services) -> None:
-    """In the order in which things happened to a model, its batches come one after the other, whole."""
+    """Check that the events of a model's batches do not interleave."""
     with services.database.reading() as session:
-        happened = session.execute(
+        events = session.execute(
             select(Batch.model_id, BatchEvent.batch_id)
             .join(BatchEvent, BatchEvent.batch_id == Batch.id)
             .order_by(Batch.model_id, BatchEvent.id)
         ).all()
         batches = session.scalars(select(Batch).order_by(Batch.model_id, Batch.sealed_at)).all()
-    stretches = [batch for (_, batch), _ in groupby(happened, key=tuple)]
-    assert len(stretches) == len(set(stretches)) == len(batches)
+    sequence = [batch for (_, batch), _ in groupby(events, key=tuple)]
+    assert len(sequence) == len(set(sequence)) == len(batches)
     for earlier, later in pairwise(batches):
         if earlier.model_id == later.model_id:
             assert earlier.completed_at is not None
@@ -74,6 +76,7 @@ def check_one_batch_at_a_time(services: Services) -> None:
 
 
 def check_attempts_follow_each_other(services: Services) -> None:
+    """Check that attempts have increasing numbers and that each batch was published once."""
     for batch, events in _by_batch(services).items():
         claimed = [e.data["attempt"] for e in events if e.data.get("state") == BatchState.RUNNING]
         assert claimed == sorted(set(claimed)), f"{batch}: {claimed}"

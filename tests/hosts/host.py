@@ -1,4 +1,4 @@
-"""One host: its programs, its own data folder, and what can happen to a machine."""
+"""One host: its program, its data folder, and faults such as a power failure or a cut cable."""
 
 import shutil
 import subprocess
@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from app import process
+from app.core import process
 from tests import eventually
 from tests.hosts.network import Network, Problem
 
-KEEPER = Path(__file__).with_name("keeper.py")
+INIT = Path(__file__).with_name("init_process.py")
 
 
 class Attempt(NamedTuple):
-    """A process at work, as this machine numbers it."""
+    """The process of an attempt, by its id on this machine, and the end of its job's id."""
 
     pid: int
     job: str
 
 
 class Host:
-    """Runs one program. Its processes are those of a process namespace: with the first, all die at once."""
+    """Runs one program in its own process namespace. When the first process dies, all die."""
 
     def __init__(
         self, network: Network, name: str, number: int, folder: Path, program: Sequence[str | Path]
@@ -36,26 +36,29 @@ class Host:
 
     @property
     def is_on(self) -> bool:
+        """Say whether the host is running."""
         return self._init is not None
 
     def boot(self, environment: Mapping[str, str] | None = None) -> None:
+        """Switch the host on, with a new environment or the previous one."""
         assert self._init is None
         if environment is not None:
             self.environment = dict(environment)
         self.network.plug_in(self.name, self.number)
         command = ["ip", "netns", "exec", self.network.namespace(self.name)]
         command += ["unshare", "--uts", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
-        command += [sys.executable, "-I", str(KEEPER), self.name, *map(str, self.program)]
+        command += [sys.executable, "-I", str(INIT), self.name, *map(str, self.program)]
         with self.log.open("ab") as log:
             self._init = process.spawn(command, env=self.environment, stdout=log, stderr=log)
 
     def power_off(self) -> None:
-        """Nobody is told: no process can say goodbye, and no packet leaves any more."""
+        """Cut the power: no process can clean up, and no further packet leaves."""
         self.network.cut(self.number)
         self._kill()
         self.network.throw_away(self.name)
 
     def close(self) -> None:
+        """Kill the host if it is running."""
         if self._init is not None:
             self._kill()
 
@@ -66,21 +69,24 @@ class Host:
         self._init = None
 
     def cut(self) -> None:
+        """Disconnect the host from the network."""
         self.network.cut(self.number)
 
-    def mend(self) -> None:
-        self.network.mend(self.number)
+    def reconnect(self) -> None:
+        """Connect the host to the network again."""
+        self.network.reconnect(self.number)
 
     def attempts(self) -> list[Attempt]:
-        """Of a worker: what it is working on."""
-        found = []
+        """Return the attempts that run on this host."""
+        attempts = []
         for pid in self.processes():
-            words = _command_of(pid)
-            if "worker.attempt" in words:
-                found.append(Attempt(pid, words[words.index("worker.attempt") + 1]))
-        return found
+            program, _, job = _name_of(pid).partition(" ")
+            if program == "lethe" and job:
+                attempts.append(Attempt(pid, job))
+        return attempts
 
     def processes(self) -> list[int]:
+        """Return the ids of all processes of this host."""
         if not self.is_on:
             return []
         try:
@@ -88,20 +94,21 @@ class Host:
         except Problem:
             return []
 
-    def said(self, *words: str) -> bool:
-        """Whether one line of its log has all these words."""
+    def logged(self, *words: str) -> bool:
+        """Say whether a line of the log contains all these words."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return any(all(word in line for word in words) for line in lines)
 
 
-def _command_of(pid: int) -> list[str]:
+def _name_of(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    except OSError:  # it ended meanwhile
-        return []
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:  # the process has ended
+        return ""
 
 
 def program(name: str) -> str:
-    found = shutil.which(name)
-    assert found, name
-    return found
+    """Return the path of an installed program."""
+    path = shutil.which(name)
+    assert path, name
+    return path

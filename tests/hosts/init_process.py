@@ -1,6 +1,6 @@
-"""Process 1 of a host: keeps one program running, as an init system would, and buries whoever is left alone.
+"""Process 1 of a host: restarts one program whenever it ends, and reaps orphans, as an init system would.
 
-python keeper.py HOSTNAME PROGRAM ARGUMENT …
+python init_process.py HOSTNAME PROGRAM ARGUMENT …
 """
 
 import os
@@ -12,6 +12,7 @@ PAUSE_SECONDS = 0.5
 
 
 def main(name: str, *command: str) -> None:
+    """Set the host name and keep the command running."""
     socket.sethostname(name)
     while True:
         running = os.posix_spawn(command[0], command, os.environ)

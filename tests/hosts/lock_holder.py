@@ -1,18 +1,19 @@
-"""Locks the head of the certificate log and never lets go; meanwhile looks whether the database answers.
+"""Lock the certificate log forever, and report when the database stops answering.
 
-python -m tests.hosts.holding
+python -m tests.hosts.lock_holder
 """
 
 import time
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.bootstrap import Services
-from app.settings import load_settings
-from worker.pipeline import log as certificate_log
+from app.core.settings import load_settings
+from app.db import log_store as certificate_log
+from app.services import Services
 
 
 def main() -> None:
+    """Hold the lock and poll the database."""
     services = Services(load_settings())
     with services.database.writing() as session:
         certificate_log.lock(session)

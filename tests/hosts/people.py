@@ -1,4 +1,4 @@
-"""Those who ask to be erased, through both gateways, whatever happens to either."""
+"""People who request erasures through both gateways, even while one of them is down."""
 
 import itertools
 import threading
@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 
 from app.db.states import TaskState
 from app.db.tables import Model, Task
-from client import Conflict, ServerError, Unreachable
+from lethe import Conflict, ServerError, Unreachable
 from tests import eventually
 from tests.hosts.cluster import WITHIN, Cluster
 from tests.hosts.host import Host
@@ -19,7 +19,7 @@ POLICY = MANIFEST["policy"] | {"epsilon": 0.1, "lifetime_epsilon": 900.0}
 
 
 class People:
-    """A request that is not acknowledged is sent again under its key, through the other gateway."""
+    """Sends requests. One without an answer is repeated at the other gateway, with the same key."""
 
     def __init__(self, cluster: Cluster, subjects: int) -> None:
         self.cluster, self.subjects = cluster, subjects
@@ -31,7 +31,7 @@ class People:
         self._lock = threading.Lock()
 
     def register(self, *names: str) -> None:
-        """Small models, all of the same people."""
+        """Register small models that all contain the same people."""
         rows = dataset(rows=2 * self.subjects, subjects=self.subjects)
         for name in names:
             with self.cluster.client(next(self._turns)) as lethe:
@@ -44,9 +44,9 @@ class People:
         self.models += names
 
     def ask(self, models: Sequence[str], *, first: Host | None = None) -> UUID:
-        """Two people, which fills a batch, and each only once: who is erased twice is not there any more.
+        """Request the erasure of two people, which fills a batch. Nobody is erased twice.
 
-        `first` is the gateway that is tried before the others.
+        `first` is the gateway to try first.
         """
         with self._lock:
             number = 2 * next(self._next)
@@ -70,23 +70,25 @@ class People:
         return erasure
 
     def keep_asking(self, rounds: int) -> None:
-        """One after the other for every model, as soon as what was asked before is in a batch."""
+        """For each model, send a request as soon as the previous one is in a batch."""
         for _ in range(rounds):
             for model in self.models:
-                eventually(lambda model=model: not self.wait(model), within=WITHIN)  # type: ignore[misc]
+                eventually(lambda model=model: not self.waiting(model), within=WITHIN)  # type: ignore[misc]
                 self.ask([model])
 
-    def wait(self, model: str) -> int:
-        """How many requests wait for a batch of this model."""
-        waiting = (
+    def waiting(self, model: str) -> int:
+        """Return how many requests wait for a batch of this model."""
+        statement = (
             select(func.count(Task.id))
             .join(Model, Model.id == Task.model_id)
             .where(Model.name == model, Task.state == TaskState.RECEIVED)
         )
-        return self.cluster.look(waiting) or 0
+        return self.cluster.look(statement) or 0
 
     def open_tasks(self) -> int:
+        """Return how many tasks are not completed."""
         return self.cluster.look(select(func.count(Task.id)).where(Task.state != TaskState.COMPLETED)) or 0
 
     def wait_until_all_is_done(self) -> None:
+        """Wait until every task is completed."""
         eventually(lambda: self.open_tasks() == 0, within=4 * WITHIN, every=0.2)

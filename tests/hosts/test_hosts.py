@@ -1,5 +1,6 @@
-"""Hosts are cut off and killed in the middle of their work: no request lost, no batch twice, no model in two
-hands. LETHE_TEST_HOST_MODELS says how many models; more of them bring more faults.
+"""Hosts are killed and cut off during their work. No request is lost, and no batch runs twice.
+
+LETHE_TEST_HOST_MODELS sets the number of models. More models mean more faults.
 """
 
 import os
@@ -19,35 +20,35 @@ from tests.hosts.people import People
 
 pytestmark = pytest.mark.slow
 MODELS = int(os.environ.get("LETHE_TEST_HOST_MODELS", "3"))
-ROUNDS = 1  # of requests for every model, besides those that the faults bring
+ROUNDS = 1  # of requests per model, in addition to those that the faults send
 TRIES = 5
 
 
 @pytest.fixture(scope="module")
 def people(cluster: Cluster) -> People:
-    made = People(cluster, subjects=2 * (ROUNDS + 5) * MODELS + 40)
-    made.register("m0", "m1")
-    return made
+    people = People(cluster, subjects=2 * (ROUNDS + 5) * MODELS + 40)
+    people.register("m0", "m1")
+    return people
 
 
 def _pair(cluster: Cluster, people: People) -> tuple[list[history.Run], float]:
-    """One erasure of each of two models at once: their runs, and the seconds from first to last."""
+    """Erase from two models at the same time. Return the runs and how many seconds they took together."""
     before = set(history.runs(cluster.services))
     for model in ("m0", "m1"):
         people.ask([model])
     people.wait_until_all_is_done()
-    found = [run for run in history.runs(cluster.services) if run not in before]
-    took = max(run.ended for run in found) - min(run.begun for run in found)
-    return found, took.total_seconds()
+    new = [run for run in history.runs(cluster.services) if run not in before]
+    took = max(run.ended for run in new) - min(run.begun for run in new)
+    return new, took.total_seconds()
 
 
 def test_two_workers_work_at_two_models_at_once(cluster: Cluster, people: People) -> None:
     alone, took_alone = _pair(cluster, people)
-    assert history.most_at_once(alone) == 1, "one worker, one batch at a time"
+    assert history.most_at_once(alone) == 1, "one worker ran two batches at once"
     for name in ("worker2", "worker3"):
         cluster.boot(name)
     eventually(lambda: _workers(cluster) == 3, within=WITHIN)
-    for _ in range(TRIES):  # a machine that is busy may keep one waiting until the other is done
+    for _ in range(TRIES):  # on a busy machine, one may not start until the other has ended
         beside, took_beside = _pair(cluster, people)
         if history.most_at_once(beside) == 2:
             break
@@ -66,27 +67,27 @@ def test_nothing_is_lost_or_done_twice_when_hosts_are_cut_off_and_killed(
     cluster: Cluster, people: People, tmp_path: Path
 ) -> None:
     with cluster.client(cluster.hosts["gateway1"]) as lethe:
-        head = lethe.log.checkpoint()
+        head = lethe.log.tree_head()
     people.register(*(f"m{n}" for n in range(len(people.models), MODELS)))
     faults = Faults(cluster, people)
     with ThreadPoolExecutor() as pool:
         asking = pool.submit(people.keep_asking, ROUNDS)
-        _hurt(faults)
+        _inject_faults(faults)
         while not asking.done():
-            _hurt(faults)
+            _inject_faults(faults)
         asking.result()
     people.wait_until_all_is_done()
     check_nothing_lost_and_nothing_twice(cluster, people)
     with cluster.client(cluster.hosts["gateway2"]) as lethe:
         checked = check_all_certificates(lethe, people.models, head, tmp_path)
-    _tell(cluster, people, faults, checked)
+    _print_summary(cluster, people, faults, checked)
 
 
-def _hurt(faults: Faults) -> None:
+def _inject_faults(faults: Faults) -> None:
     dispatcher = faults.kill_the_active_dispatcher()
     worker = faults.kill_a_worker()
     gateway = faults.kill_a_gateway()
-    faults.cut_off_a_worker()  # one of three is dead: two are left to take over from one another
+    faults.cut_off_a_worker()  # one of three is down, so one of the other two takes over
     faults.bring_back(worker, gateway, dispatcher)
     faults.cut_off_a_gateway()
     faults.cut_off_the_active_dispatcher()
@@ -94,7 +95,7 @@ def _hurt(faults: Faults) -> None:
     faults.restart_a_server(faults.cluster.database)
 
 
-def _tell(cluster: Cluster, people: People, faults: Faults, checked: int) -> None:
+def _print_summary(cluster: Cluster, people: People, faults: Faults, checked: int) -> None:
     runs = history.runs(cluster.services)
     print(
         f"\n{len(people.models)} models, {len(people.acknowledged)} requests ({people.repeated} times sent "

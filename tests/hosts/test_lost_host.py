@@ -1,4 +1,4 @@
-"""A host without network or power says no goodbye: both ends of its connections find out by themselves."""
+"""A host that loses its network or power closes no connection. Both ends detect that by themselves."""
 
 import sys
 from pathlib import Path
@@ -7,27 +7,29 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from app.supervisor import environment
+from app.db import log_store as certificate_log
+from app.local.supervisor import environment
 from tests import eventually
 from tests.hosts.cluster import WITHIN, Cluster
 from tests.hosts.host import Host
-from worker.pipeline import log as certificate_log
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 
-def test_locks_of_a_lost_host_are_freed_and_it_knows_that_the_database_is_away(servers: Cluster) -> None:
+def test_locks_of_a_lost_host_are_freed_and_it_notices_that_the_database_is_unreachable(
+    servers: Cluster,
+) -> None:
     host = Host(
-        servers.network, "lost", 61, servers.folder, [sys.executable, "-P", "-m", "tests.hosts.holding"]
+        servers.network, "lost", 61, servers.folder, [sys.executable, "-m", "tests.hosts.lock_holder"]
     )
     host.boot(environment(servers.settings, "worker") | {"PYTHONPATH": str(ROOT)})
     try:
-        eventually(lambda: host.said("locked"), within=WITHIN)
+        eventually(lambda: host.logged("locked"), within=WITHIN)
         assert not _is_free(servers)
         host.cut()
         eventually(lambda: _is_free(servers))
-        eventually(lambda: host.said("away"))
+        eventually(lambda: host.logged("away"))
     finally:
         host.close()
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from app.access.scopes import Scope
-from app.bootstrap import Services
-from app.main import create_app
-from app.settings import Settings
+from app.core.settings import Settings
+from app.gateway.auth.scopes import Scope
+from app.gateway.main import create_app
+from app.services import Services
 from tests.integration.harness import System, environment, key_for
 
 

@@ -1,4 +1,4 @@
-"""A visitor of the dashboard without a browser: signs in, follows links, sends forms."""
+"""A dashboard user without a browser, who signs in, opens pages and sends forms."""
 
 import re
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import httpx2 as httpx
 from fastapi.testclient import TestClient
 
-from app.access import service as access
-from app.access.scopes import Scope
-from app.bootstrap import Services
+from app.gateway.auth import service as access
+from app.gateway.auth.scopes import Scope
+from app.services import Services
 
 TOKEN = re.compile(r'name="form_token" value="([0-9a-f]{64})"')
 
@@ -19,7 +19,7 @@ class Visitor:
             made = access.create_key(session, tenant=tenant, name="test", scopes=scopes or (Scope.ADMIN,))
         self.key, self.key_id, self.tenant_id = made.secret, made.record.id, made.record.tenant_id
         self.headers = {"Authorization": f"Bearer {self.key}"}
-        # A client of its own has cookies of its own; the gateway behind it is the same.
+        # Each visitor has its own client, and so its own cookies, on the same gateway.
         self.client = httpx.Client(
             transport=gateway._transport, base_url=str(gateway.base_url), follow_redirects=False
         )

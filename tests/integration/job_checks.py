@@ -1,18 +1,20 @@
-"""What must be true of jobs, batches and requests after every step, whatever was done."""
+"""Invariants of jobs, batches and requests that must hold after every step of the job machine."""
 
 from collections import Counter
 from uuid import UUID
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from app.bootstrap import Services
 from app.db.states import OPEN_BATCH, BatchState, JobState, TaskState
+from app.services import Services
 from tests.integration.job_world import Attempt, Snapshot, World
 
-HELD_TOKEN = (JobState.QUEUED, JobState.RUNNING)
+WITH_TOKEN = (JobState.QUEUED, JobState.RUNNING)
 
 
 class JobChecks(RuleBasedStateMachine):
+    """Compares each state in SQL with the one before and with a simple model of what may happen."""
+
     def __init__(self, services: Services) -> None:
         super().__init__()
         self.world = World(services)
@@ -20,15 +22,16 @@ class JobChecks(RuleBasedStateMachine):
         self.asked: set[UUID] = set()
         self.attempts: list[Attempt] = []
         self.cause = ""
-        self.before = self.world.look()
-        self.heard: dict[UUID, float] = {}
-        self.bad_ends: Counter[UUID] = Counter()
+        self.before = self.world.snapshot()
+        self.last_heartbeat: dict[UUID, float] = {}
+        self.failures: Counter[UUID] = Counter()
         self.tokens: set[UUID] = set()
         self.cancelled_waiting: set[UUID] = set()
 
     @invariant()
-    def holds_together(self) -> None:
-        now = self.world.look()
+    def invariants_hold(self) -> None:
+        """Check every job, task and batch against the state after the previous step."""
+        now = self.world.snapshot()
         for job_id in now.jobs:
             self.check_job(job_id, now)
         self.check_tasks(now)
@@ -46,10 +49,10 @@ class JobChecks(RuleBasedStateMachine):
             self.check_step(job_id, now)
         else:
             assert (old.attempt, old.token) == (new.attempt, new.token)
-        assert (new.token is not None) == (new.state in HELD_TOKEN)
-        under_way = new.state in (*HELD_TOKEN, JobState.DONE) and job_id not in self.cancelled_waiting
-        assert new.attempt == self.bad_ends[job_id] + under_way, (
-            "something else than a bad end cost an attempt"
+        assert (new.token is not None) == (new.state in WITH_TOKEN)
+        under_way = new.state in (*WITH_TOKEN, JobState.DONE) and job_id not in self.cancelled_waiting
+        assert new.attempt == self.failures[job_id] + under_way, (
+            "an attempt was used up by something other than a failure"
         )
 
     def check_step(self, job_id: UUID, now: Snapshot) -> None:
@@ -60,7 +63,7 @@ class JobChecks(RuleBasedStateMachine):
                 assert self.cause == "dispatcher"
             case (None | JobState.WAITING, JobState.QUEUED):
                 assert self.cause == "dispatcher"
-                assert new.token not in self.tokens, "a token was given twice"
+                assert new.token not in self.tokens, "a token was used twice"
                 assert new.token is not None
                 self.tokens.add(new.token)
             case (JobState.QUEUED, JobState.RUNNING):
@@ -74,22 +77,22 @@ class JobChecks(RuleBasedStateMachine):
                     self.cancelled_waiting.add(job_id)
             case (JobState.DONE | JobState.FAILED, JobState.WAITING):
                 assert self.cause == "retry"
-                self.bad_ends[job_id] = 0
+                self.failures[job_id] = 0
                 self.cancelled_waiting.discard(job_id)
             case (JobState.RUNNING, JobState.WAITING | JobState.FAILED):
                 assert old is not None
-                self.check_bad_end(job_id, old.batch, new.state)
+                self.check_failure(job_id, old.batch, new.state)
             case _:
-                raise AssertionError(f"no such step: {step}")
+                raise AssertionError(f"forbidden transition: {step}")
 
-    def check_bad_end(self, job_id: UUID, batch: BatchState, state: JobState) -> None:
-        self.bad_ends[job_id] += 1
+    def check_failure(self, job_id: UUID, batch: BatchState, state: JobState) -> None:
+        self.failures[job_id] += 1
         if self.cause == "dispatcher":
-            silent = self.world.clock.steady - self.heard[job_id]
-            assert silent >= self.settings.dead_after, "a living attempt was given up"
+            silent = self.world.clock.steady - self.last_heartbeat[job_id]
+            assert silent >= self.settings.dead_after, "an attempt with a recent heartbeat was given up"
         else:
             assert self.cause == "worker"
-        exhausted = self.bad_ends[job_id] >= self.settings.max_attempts and batch != BatchState.PURGING
+        exhausted = self.failures[job_id] >= self.settings.max_attempts and batch != BatchState.PURGING
         assert (state == JobState.FAILED) == exhausted
 
     def check_tasks(self, now: Snapshot) -> None:
@@ -105,9 +108,9 @@ class JobChecks(RuleBasedStateMachine):
 
     def check_batches(self, now: Snapshot) -> None:
         opened = Counter(model for model, state in now.batches.values() if state in OPEN_BATCH)
-        assert all(count == 1 for count in opened.values()), "two batches of one model"
+        assert all(count == 1 for count in opened.values()), "a model has two open batches"
         published = Counter(batch for _, _, batch in now.versions)
-        assert all(count == 1 for count in published.values()), "published twice"
+        assert all(count == 1 for count in published.values()), "a batch was published twice"
         for batch_id, (_, state) in now.batches.items():
             assert (batch_id in published) == (state in (BatchState.PURGING, BatchState.COMPLETED))
 

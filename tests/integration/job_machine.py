@@ -1,4 +1,4 @@
-"""Random interleavings of everything that can go wrong with a job, checked against a simple model of it."""
+"""A state machine that interleaves everything that can go wrong with a job, in random order."""
 
 from collections.abc import Callable
 from uuid import UUID
@@ -8,7 +8,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from app.db.states import BatchState, JobState
 from app.db.transitions import TokenLost
-from app.errors import Conflict
+from app.gateway.errors import Conflict
 from tests.integration.job_checks import JobChecks
 from tests.integration.job_world import Attempt, Killed
 
@@ -22,11 +22,13 @@ some = st.integers(0, 10**6)
 
 
 class JobMachine(JobChecks):
+    """The rules: what gateway, dispatchers, queue, workers and clocks may do next."""
+
     @initialize()
     def first_batches(self) -> None:
         for model in range(self.world.MODELS):
             self.requests_arrive(model, subjects=3)
-            self.holds_together()
+            self.invariants_hold()
         self.dispatcher_works(0)
 
     # The gateway
@@ -44,14 +46,14 @@ class JobMachine(JobChecks):
     @precondition(lambda self: self.before.batches)
     @rule(n=some)
     def batch_is_cancelled(self, n: int) -> None:
-        """It wins over whatever runs, or is refused because the model is published, and changes nothing."""
+        """Cancelling stops whatever runs. After publication it is refused and changes nothing."""
         self.cause = "cancel"
         batch_id, (_, state) = self.some_batch(n)
         try:
             self.world.cancel(batch_id)
         except Conflict:
             assert state not in CANCELLABLE
-            assert self.world.look() == self.before
+            assert self.world.snapshot() == self.before
 
     @precondition(lambda self: self.before.batches)
     @rule(n=some)
@@ -62,7 +64,7 @@ class JobMachine(JobChecks):
             self.world.retry(batch_id)
         except Conflict:
             assert state != BatchState.HELD
-            assert self.world.look() == self.before
+            assert self.world.snapshot() == self.before
 
     def some_batch(self, n: int) -> tuple[UUID, tuple[UUID, BatchState]]:
         return sorted(self.before.batches.items())[n % len(self.before.batches)]
@@ -75,34 +77,34 @@ class JobMachine(JobChecks):
         self.world.dispatchers[n].round()
 
     @rule(n=which, step=st.sampled_from(STEPS))
-    def dispatcher_believes_to_hold_the_lease(self, n: int, step: str) -> None:
+    def dispatcher_wrongly_believes_it_holds_the_lease(self, n: int, step: str) -> None:
         self.cause = "dispatcher"
         getattr(self.world.dispatchers[n], step)()
 
     @rule(n=which)
     def dispatcher_dies_between_sending_and_forgetting(self, n: int) -> None:
         self.cause = "dispatcher"
-        self.world.wire.kills_sender = True
+        self.world.queue.kills_sender = True
         try:
             self.world.dispatchers[n].send_outbox()
         except Killed:
             self.world.dispatchers[n] = self.world.new_dispatcher()
-        self.world.wire.kills_sender = False
+        self.world.queue.kills_sender = False
 
     @rule(n=which)
     def dispatcher_is_replaced(self, n: int) -> None:
-        """The new one remembers nothing, and finds the lease of the old."""
+        """The new dispatcher starts without memory and finds the lease of the old one."""
         self.cause = "nothing"
         self.world.dispatchers[n] = self.world.new_dispatcher()
 
     # The queue
 
-    @precondition(lambda self: self.world.wire.messages)
+    @precondition(lambda self: self.world.queue.messages)
     @rule(n=some, again=st.booleans())
     def message_is_delivered(self, n: int, again: bool) -> None:
-        """Any of them, so some wait long; `again` leaves it there to be delivered twice."""
+        """Deliver any message, so that some wait long. With `again`, it stays and is delivered twice."""
         self.cause = "claim"
-        messages = self.world.wire.messages
+        messages = self.world.queue.messages
         message = messages[n % len(messages)]
         if not again:
             messages.remove(message)
@@ -111,19 +113,19 @@ class JobMachine(JobChecks):
         assert (attempt is not None) == (job.state == JobState.QUEUED and job.token == message.token)
         if attempt is not None:
             self.attempts.append(attempt)
-            self.heard[attempt.job_id] = self.world.clock.steady
+            self.last_heartbeat[attempt.job_id] = self.world.clock.steady
 
-    @precondition(lambda self: self.world.wire.messages)
+    @precondition(lambda self: self.world.queue.messages)
     @rule(n=some)
     def worker_dies_between_taking_and_claiming(self, n: int) -> None:
         self.cause = "queue"
-        messages = self.world.wire.messages
+        messages = self.world.queue.messages
         messages.pop(n % len(messages))
 
     @rule()
     def redis_is_flushed(self) -> None:
         self.cause = "queue"
-        self.world.wire.messages.clear()
+        self.world.queue.messages.clear()
 
     # The workers
 
@@ -142,7 +144,9 @@ class JobMachine(JobChecks):
     def worker_completes(self, n: int) -> None:
         self.write(n, self.world.complete)
 
-    @precondition(lambda self: self.attempts and len(self.asked) > 8)  # it would end the play too early
+    @precondition(
+        lambda self: self.attempts and len(self.asked) > 8
+    )  # a hold stops the model, so not too early
     @rule(n=some)
     def worker_holds(self, n: int) -> None:
         self.write(n, self.world.hold)
@@ -154,7 +158,7 @@ class JobMachine(JobChecks):
 
     @precondition(lambda self: self.attempts)
     @rule(n=some)
-    def attempt_is_killed_and_its_parent_tells(self, n: int) -> None:
+    def attempt_is_killed_and_its_worker_reports_it(self, n: int) -> None:
         self.cause = "worker"
         self.world.report_end(self.attempts.pop(n % len(self.attempts)))
 
@@ -165,19 +169,19 @@ class JobMachine(JobChecks):
         self.attempts.pop(n % len(self.attempts))
 
     def write(self, n: int, operation: Callable[[Attempt], None]) -> None:
-        """Succeeds for the attempt whose token is valid; for any other it fails and leaves no trace."""
+        """Write as an attempt: with a valid token it succeeds, otherwise it must fail and change nothing."""
         self.cause = "worker"
         attempt = self.attempts[n % len(self.attempts)]
         if self.is_valid(attempt):
             operation(attempt)
-            self.heard[attempt.job_id] = self.world.clock.steady
+            self.last_heartbeat[attempt.job_id] = self.world.clock.steady
             return
         try:
             operation(attempt)
         except TokenLost:
-            assert self.world.look() == self.before
+            assert self.world.snapshot() == self.before
         else:
-            raise AssertionError("a stale token has written")
+            raise AssertionError("an attempt wrote with a stale token")
 
     # Time
 
@@ -188,38 +192,38 @@ class JobMachine(JobChecks):
 
     @rule(n=which, rounds=st.integers(2, 8), beating=st.booleans())
     def a_while_passes(self, n: int, rounds: int, beating: bool) -> None:
-        """With a dispatcher at work, and the attempts beating or all silent."""
+        """Let a dispatcher run for several rounds, with all attempts sending heartbeats or none."""
         for _ in range(rounds):
             self.time_passes(10)
             if beating:
                 for k in range(len(self.attempts)):
                     self.worker_beats(k)
             self.dispatcher_works(n)
-            self.holds_together()
+            self.invariants_hold()
 
-    @precondition(lambda self: self.world.wire.messages)
+    @precondition(lambda self: self.world.queue.messages)
     @rule(again=st.booleans())
     def newest_message_is_delivered(self, again: bool) -> None:
-        self.message_is_delivered(len(self.world.wire.messages) - 1, again)
+        self.message_is_delivered(len(self.world.queue.messages) - 1, again)
 
     @rule(seconds=st.sampled_from([-7200, -31, 31, 7200]))
     def clock_jumps(self, seconds: int) -> None:
         self.cause = "nothing"
         self.world.clock.jumps(seconds)
 
-    # When all is calm again
+    # The end: without further faults everything must settle
 
     def teardown(self) -> None:
         for _ in range(CALM_ROUNDS):
             if self.is_settled():
                 break
             self.calm_round()
-        assert self.is_settled(), f"something waits for ever: {self.before}"
+        assert self.is_settled(), f"something waits forever: {self.before}"
         for n in range(len(self.attempts)):
             self.write(n, self.world.complete)
 
     def is_settled(self) -> bool:
-        """Every job has ended; who still waits, waits for a held batch, until somebody decides about it."""
+        """Every job has ended, and remaining requests wait only for batches on hold."""
         held = {model for model, state in self.before.batches.values() if state == BatchState.HELD}
         ended = all(job.state in ENDS for job in self.before.jobs.values())
         return ended and self.world.waiting_models() <= held
@@ -231,10 +235,10 @@ class JobMachine(JobChecks):
         self.cause = "dispatcher"
         for dispatcher in self.world.dispatchers:
             dispatcher.round()
-            self.holds_together()
-        while self.world.wire.messages:
+            self.invariants_hold()
+        while self.world.queue.messages:
             self.message_is_delivered(0, again=False)
-            self.holds_together()
+            self.invariants_hold()
             if self.attempts and self.is_valid(self.attempts[-1]):
                 self.write(len(self.attempts) - 1, self.world.complete)
-                self.holds_together()
+                self.invariants_hold()

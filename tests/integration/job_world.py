@@ -1,4 +1,4 @@
-"""A small world for the job machinery: real SQL and dispatchers; queue, clocks and processes are played."""
+"""A simulated deployment: real SQL and dispatchers, with a simulated queue, clocks and workers."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -7,45 +7,49 @@ from uuid import UUID
 
 from sqlalchemy import func, select
 
-from app.batches import service
-from app.bootstrap import Services
-from app.clock import new_id
+from app.core.clock import new_id
 from app.db import transitions
 from app.db.manifest import Manifest
-from app.db.states import BatchState, HeldReason, JobState, ModelState, TaskState, VersionState
+from app.db.states import BatchState, FailureCause, HeldReason, JobState, ModelState, TaskState, VersionState
 from app.db.tables import Batch, Erasure, Job, Model, Task, TaskSubject, Tenant, Version
-from app.dispatcher import Dispatcher
-from tests.integration.harness import MANIFEST
-from worker import jobs
+from app.dispatcher.loop import Dispatcher
+from app.gateway.batches import service
+from app.services import Services
+from tests.integration.harness import ATTEMPTS, MANIFEST
+from worker import queue
 
 
 class Clock:
-    """The time of day, which may jump, and a steady clock, which may not."""
+    """A wall clock, which may jump, and a monotonic clock, which may not."""
 
     def __init__(self) -> None:
         self.wall = World.START
         self.steady = 1000.0
 
     def passes(self, seconds: float) -> None:
+        """Advance both clocks."""
         self.steady += seconds
         self.jumps(seconds)
 
     def jumps(self, seconds: float) -> None:
+        """Set the wall clock forwards or back."""
         self.wall += timedelta(seconds=seconds)
 
 
 class Message(NamedTuple):
+    """A message in the queue: which function to run for which attempt."""
+
     function: str
     job_id: UUID
     token: UUID
 
 
 class Killed(Exception):
-    """The dispatcher's process ends here."""
+    """Raised where the test kills the dispatcher's process."""
 
 
-class Wire:
-    """Stands for Redis: keeps messages until they are taken, lost or flushed."""
+class FakeQueue:
+    """A stand-in for Redis that keeps messages until a test takes or drops them."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -56,47 +60,55 @@ class Wire:
         if self.kills_sender:
             raise Killed
 
-    def holds(self, job_id: UUID, token: UUID) -> bool:
+    def contains(self, job_id: UUID, token: UUID) -> bool:
         return any(message[1:] == (job_id, token) for message in self.messages)
 
 
-class JobSeen(NamedTuple):
+class JobRow(NamedTuple):
+    """A job as SQL has it, with the state of its batch."""
+
     state: JobState
     attempt: int
     token: UUID | None
     batch: BatchState
 
 
-class TaskSeen(NamedTuple):
+class TaskRow(NamedTuple):
+    """A task as SQL has it."""
+
     state: TaskState
     batch_id: UUID | None
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    jobs: dict[UUID, JobSeen]
-    tasks: dict[UUID, TaskSeen]
+    """Everything in SQL that the checks look at."""
+
+    jobs: dict[UUID, JobRow]
+    tasks: dict[UUID, TaskRow]
     batches: dict[UUID, tuple[UUID, BatchState]]
-    """Model and state."""
+    """The model and state of each batch."""
     versions: list[tuple[UUID, int, UUID]]
-    """Model, number and batch."""
+    """The model, number and batch of each version."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A worker's process that won its claim. It may be long dead to the dispatcher, and still write."""
+    """An attempt that claimed its job. It may keep writing long after the dispatcher has given it up."""
 
     job_id: UUID
     token: UUID
 
 
 class World:
+    """Two ready models of one tenant, two dispatchers, and methods for what gateway and workers do."""
+
     MODELS = 2
     START = datetime(2030, 1, 1, tzinfo=UTC)
 
     def __init__(self, services: Services) -> None:
         self.services = services
-        self.clock, self.wire = Clock(), Wire()
+        self.clock, self.queue = Clock(), FakeQueue()
         self.dispatchers = [self.new_dispatcher(), self.new_dispatcher()]
         self.models: list[UUID] = []
         with services.database.writing() as session:
@@ -113,9 +125,10 @@ class World:
                 self.models.append(model.id)
 
     def new_dispatcher(self) -> Dispatcher:
+        """Return a dispatcher that uses the simulated clock and queue."""
         return Dispatcher(
             self.services,
-            messages=self.wire,
+            messages=self.queue,
             clock=lambda: self.clock.wall,
             steady=lambda: self.clock.steady,
         )
@@ -123,6 +136,7 @@ class World:
     # The gateway
 
     def ask(self, model: int, subjects: int) -> UUID:
+        """Record an erasure of so many new people, and return its task."""
         moment = self.clock.wall
         due = moment + timedelta(days=31)
         with self.services.database.writing() as session:
@@ -160,6 +174,7 @@ class World:
     # The worker
 
     def claim(self, message: Message) -> Attempt | None:
+        """Claim the job of a message; return nothing if the message is out of date."""
         with self.services.database.writing() as session:
             won = transitions.claim(session, message.job_id, message.token, self.clock.wall)
         return Attempt(message.job_id, message.token) if won else None
@@ -169,10 +184,11 @@ class World:
             transitions.heartbeat(session, attempt.job_id, attempt.token, self.clock.wall)
 
     def publish(self, attempt: Attempt) -> None:
+        """Write a new version, unless an earlier attempt already did."""
         with self.services.database.writing() as session:
             transitions.fence(session, attempt.job_id, attempt.token, self.clock.wall)
             batch = session.scalars(select(Batch).where(Batch.job_id == attempt.job_id)).one()
-            if batch.state == BatchState.PURGING:  # an earlier attempt has published
+            if batch.state == BatchState.PURGING:  # an earlier attempt has published it
                 return
             versions = select(func.count()).select_from(Version).where(Version.model_id == batch.model_id)
             session.add(
@@ -211,6 +227,7 @@ class World:
             transitions.attempt_failed(
                 session,
                 session.get_one(Job, attempt.job_id),
+                cause=FailureCause.UNEXPECTED,
                 error="no luck",
                 now=self.clock.wall,
                 max_attempts=self.services.settings.max_attempts,
@@ -219,25 +236,29 @@ class World:
 
     def report_end(self, attempt: Attempt) -> None:
         """Written by another machine's clock: the real one."""
-        jobs._report_end(self.services, attempt.job_id, attempt.token, "killed by SIGKILL")
+        queue.report_end(
+            queue.WorkerRuntime(self.services, ATTEMPTS), attempt.job_id, attempt.token, "killed by SIGKILL"
+        )
 
-    # What is true
+    # The state in SQL
 
-    def look(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
+        """Read all jobs, tasks, batches and versions."""
         with self.services.database.reading() as session:
-            found = session.execute(select(Job, Batch).join(Batch, Batch.job_id == Job.id)).all()
+            jobs = session.execute(select(Job, Batch).join(Batch, Batch.job_id == Job.id)).all()
             tasks = session.scalars(select(Task)).all()
             versions = session.execute(select(Version.model_id, Version.number, Version.batch_id)).all()
         return Snapshot(
             jobs={
-                job.id: JobSeen(JobState(job.state), job.attempt, job.token, BatchState(batch.state))
-                for job, batch in found
+                job.id: JobRow(JobState(job.state), job.attempt, job.token, BatchState(batch.state))
+                for job, batch in jobs
             },
-            tasks={task.id: TaskSeen(TaskState(task.state), task.batch_id) for task in tasks},
-            batches={batch.id: (batch.model_id, BatchState(batch.state)) for _, batch in found},
+            tasks={task.id: TaskRow(TaskState(task.state), task.batch_id) for task in tasks},
+            batches={batch.id: (batch.model_id, BatchState(batch.state)) for _, batch in jobs},
             versions=[(model, number, batch) for model, number, batch in versions if batch],
         )
 
     def waiting_models(self) -> set[UUID]:
+        """Return the models with tasks that are not in a batch yet."""
         with self.services.database.reading() as session:
             return set(session.scalars(select(Task.model_id).where(Task.batch_id.is_(None))))

@@ -1,4 +1,4 @@
-"""What the tests of models share: an API that checks its answers, and jobs run in this process."""
+"""Shared by tests of models: an API client that checks responses, and jobs run in the test's own process."""
 
 from typing import Any
 
@@ -7,22 +7,22 @@ from fastapi.testclient import TestClient
 from safetensors.torch import save
 from sqlalchemy import select
 
-from app.bootstrap import Services
-from app.clock import now
+from app.core.clock import now
 from app.db import transitions
 from app.db.states import JobKind, JobState
 from app.db.tables import Certificate, DatasetPart, Job
-from app.dispatcher import Dispatcher
-from certificate import envelope, statement
+from app.dispatcher.loop import Dispatcher
+from app.services import Services
+from lethe.certificate import envelope, statement
 from tests.integration.harness import MANIFEST, dataset
-from worker.loading import datasets
-from worker.pipeline.run import JOBS
+from worker.data import datasets
+from worker.jobs import JOBS
 
 Headers = dict[str, str]
 
 
 def work(services: Services) -> None:
-    """The next jobs, in this process; the thin line runs them in processes of their own."""
+    """Seal what is due and run all waiting jobs in this process, without a queue."""
     dispatcher = Dispatcher(services)
     dispatcher.seal_due()
     with services.database.reading() as session:
@@ -37,10 +37,13 @@ def work(services: Services) -> None:
 
 
 def weights(value: float = 0.0, *, classes: int = 3, **more: torch.Tensor) -> bytes:
+    """Return a weights file for the test manifest with every value equal."""
     return save({"weight": torch.full((classes, 6), value), "bias": torch.full((classes,), value)} | more)
 
 
 class Api:
+    """Calls the API under `/v1/models` and checks the status of every response."""
+
     def __init__(self, gateway: TestClient, headers: Headers) -> None:
         self.gateway, self.headers = gateway, headers
 
@@ -70,21 +73,24 @@ class Api:
 
 
 def subjects_held(services: Services) -> dict[str, set[str]]:
-    """Everyone with rows in each live part."""
+    """Return the subjects with rows in each part."""
     with services.database.reading() as session:
         parts = session.scalars(select(DatasetPart)).all()
     return {part.name: set(datasets.subjects(services.storage, part.path)) for part in parts}
 
 
 def newest_statement(services: Services) -> statement.Statement:
+    """Return the statement of the newest certificate."""
     with services.database.reading() as session:
         last = session.scalars(select(Certificate).order_by(Certificate.chain_index.desc())).first()
     assert last is not None
-    return statement.parse(envelope.parse(last.envelope).payload)
+    parsed = statement.parse(envelope.parse(last.envelope).payload)
+    assert isinstance(parsed, statement.Statement)
+    return parsed
 
 
 def registered(api: Api, services: Services) -> Api:
-    """A model with a suppression list and a holdout, ready."""
+    """Register a model with a suppression list and a holdout, and wait until it is ready."""
     api.create(policy=MANIFEST["policy"] | {"suppression_list": True, "max_kl_alert": 1e-9})
     api.put("dataset/part0", dataset())
     api.put("holdout/h0", dataset(rows=30, subjects=40, seed=8))

@@ -1,25 +1,29 @@
-"""What tests of ranks share: rows in a storage, an objective on one rank and on two, and ranks that die."""
+"""Helpers for tests of ranks: rows in a storage, objectives on one rank and on two, and ranks that die.
+
+    python -m tests.integration.ranks --serve COMMANDS REPLIES
+
+is a fork server of followers that kill themselves.
+"""
 
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 
+from app.core.settings import Settings
+from app.core.storage import Storage
 from app.db.manifest import Manifest
-from app.settings import Settings
-from app.storage import Storage
 from tests.integration.harness import MANIFEST, dataset, environment
-from worker import attempt, devices
-from worker.distributed import following, launch
-from worker.distributed.leading import Team
-from worker.distributed.meeting import Meeting
-from worker.distributed.wire import GroupWire, Order, join
+from worker import devices
+from worker.distributed import follower, launch
+from worker.distributed.protocol import GroupConnection, Order, join
+from worker.distributed.rank0 import Team
+from worker.distributed.rendezvous import Rendezvous
 
 PATHS = ("a.parquet", "b.parquet")
 NETWORK: dict[str, Any] = {
@@ -31,37 +35,43 @@ NETWORK: dict[str, Any] = {
 
 
 class Pair:
-    """Rows, a team of one and a team of two on the same rows."""
+    """A team of one rank and a team of two on the same rows."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.storage, self.folder = Storage(settings.storage), folder
         for path, seed in zip(PATHS, (7, 8), strict=True):
             self.storage.write(path, [dataset(rows=61, seed=seed)])
         self.settings = settings
-        self.wire: Any = None
+        self.connection: Any = None
         self.alone = Team(devices.choose("cpu"))
 
     @contextmanager
     def open(self) -> Iterator["Pair"]:
-        with launch.meeting(self.settings) as meeting:
-            assert meeting is not None
-            self.two = Team(devices.choose("cpu"), 2, lambda: self._join(meeting))
+        with (
+            closing(launch.Followers()) as followers,
+            launch.open_rendezvous(self.settings, followers) as place,
+        ):
+            assert place is not None
+            self.two = Team(devices.choose("cpu"), 2, lambda: self._join(place))
             try:
                 yield self
             finally:
                 self.two.close()
 
-    def _join(self, meeting: Meeting) -> GroupWire:
-        self.wire = join(meeting, devices.choose("cpu"), self.settings.rank_timeout_seconds)
-        return self.wire
+    def _join(self, place: Rendezvous) -> GroupConnection:
+        connection = self.connection = join(place, devices.choose("cpu"), self.settings.rank_timeout_seconds)
+        return connection
 
     def objective(self, team: Team, manifest: dict[str, Any], anchor: Any = None) -> Any:
-        found = Manifest.model_validate(manifest)
-        return team.objective(self.storage, found, PATHS, anchor, self.folder / "rows")
+        """Return the objective of a manifest on all rows, computed by a team."""
+        return team.objective(
+            self.storage, Manifest.model_validate(manifest), PATHS, anchor, self.folder / "rows"
+        )
 
 
 @contextmanager
 def pair(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    """Open a pair of teams during the block."""
     settings = Settings(data_dir=folder / "data", nproc=2, device="cpu", rank_timeout_seconds=120)
     for name, value in environment(settings).items():
         monkeypatch.setenv(name, value)
@@ -70,25 +80,19 @@ def pair(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
 
 
 def dying_follower(at: str) -> None:
-    """A rank that is killed at the third order of a kind, in the middle of a solve."""
+    """Make a follower kill itself at the third order of this kind, in the middle of a solve."""
     seen: list[str] = []
-    original = following.Follower._do
+    original = follower.Follower.execute
 
-    def do(self: following.Follower, order: Order) -> None:
+    def do(self: follower.Follower, order: Order) -> None:
         seen.append(order.do)
         if seen.count(at) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         original(self, order)
 
-    following.Follower._do = do  # type: ignore[method-assign]
+    follower.Follower.execute = do  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
-    role, *rest = sys.argv[1:]
-    if role == "rank":
-        from app.settings import load_settings
-
-        dying_follower("evaluate")
-        sys.exit(following.main(load_settings(), Meeting.from_environment(os.environ)))
-    launch.COMMAND = ["-m", "tests.integration.ranks", "rank"]
-    attempt.main(UUID(rest[0]), UUID(rest[1]))
+    dying_follower("evaluate")
+    follower.serve(int(sys.argv[2]), int(sys.argv[3]))

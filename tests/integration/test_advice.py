@@ -1,21 +1,21 @@
-"""Advice at registration comes from holdout rows of other people, and from no training row."""
+"""Advice at registration is measured on holdout rows of other people, never on training rows."""
 
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from app.bootstrap import Services
+from app.services import Services
 from tests.integration.harness import MANIFEST, dataset
 from tests.integration.model_api import Api, Headers, weights, work
 from tests.integration.test_networks import NETWORK, anchor
 
-# What the database is makes no difference to a figure.
+# The figures do not depend on the database, so one is enough.
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 OTHERS = dataset(rows=60, subjects=40, seed=8, first=100)
 FIGURES = ("advice", "sigma_relative", "network", "sigma")
-# Functions of training rows by which ε, δ, Δ* or λ could be chosen.
+# Figures of the training rows from which ε, δ, Δ* or λ could be chosen.
 FORBIDDEN = {"gradient_norm", "distance_bound", "curvature_floor", "distance", "loss", "norm"}
 
 

@@ -1,4 +1,4 @@
-"""Rows appended to a ready model: filtered, fitted, and released like an erasure."""
+"""Rows appended to a ready model are filtered, fitted, and released like an erasure."""
 
 import hashlib
 from pathlib import Path
@@ -9,22 +9,21 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from app.bootstrap import Services
-from app.clock import now
+from app.core.clock import now
+from app.core.settings import Settings
+from app.core.storage import StorageError, Stored
 from app.db import paths, transitions
-from app.db.states import JobKind
+from app.db.states import FailureCause, JobKind
 from app.db.tables import DatasetPart, Job, Suppression
-from app.main import create_app
-from app.settings import Settings
-from app.storage import StorageError, Stored
-from certificate.cli import run_verify
+from app.gateway.main import create_app
+from app.services import Services
+from lethe.certificate.cli import run_verify
 from tests.integration.harness import dataset, parquet
 from tests.integration.model_api import Api, Headers, newest_statement, registered, subjects_held, work
-from worker import jobs
-from worker.loading import imports
-from worker.pipeline import purge
-from worker.pipeline.context import Context
-from worker.pipeline.run import JOBS
+from worker import imports, queue
+from worker.batch import purge
+from worker.context import JobContext
+from worker.jobs import JOBS
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def test_an_erased_subject_leaves_holdout_and_staged_parts_and_is_filtered_when_
     ready.erase("s1", "s2")
     work(services)
     held = subjects_held(services)
-    assert held.keys() == {"part0", "h0", "part1"}, "what cannot be searched is not kept"
+    assert held.keys() == {"part0", "h0", "part1"}, "a part that cannot be searched is deleted"
     assert all(subjects.isdisjoint({"s1", "s2"}) for subjects in held.values())
     with services.database.reading() as session:
         assert len(session.scalars(select(Suppression)).all()) == 2
@@ -68,21 +67,21 @@ def test_an_erased_subject_leaves_holdout_and_staged_parts_and_is_filtered_when_
 def test_a_part_sent_while_the_erasure_runs_is_searched_before_the_identifiers_are_forgotten(
     ready: Api, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One comes after the rows were resolved, another after the purge has searched."""
+    """One part arrives after the rows were resolved, another after the purge has searched."""
     late = iter(["part2", "part3"])
 
     def sending(stage: str) -> None:
         original = getattr(purge, stage)
 
-        def first_send(context: Context) -> None:
+        def first_send(context: JobContext) -> None:
             if (name := next(late, None)) is not None:
                 ready.put(f"dataset/{name}", dataset(rows=40, seed=9))
             original(context)
 
         monkeypatch.setattr(purge, stage, first_send)
 
-    sending("look_for_members")
-    sending("sign_no_data")
+    sending("run_membership_test")
+    sending("sign_no_data_receipts")
     ready.erase("s1", "s2")
     work(services)
     held = subjects_held(services)
@@ -114,7 +113,15 @@ def test_a_staged_file_with_a_broken_footer_is_dropped_but_an_outage_drops_nothi
     assert len(ready.call("GET", "/toy/dataset")) == 4
     with services.database.writing() as session:
         job = session.scalars(select(Job).where(Job.kind == JobKind.UNLEARN)).one()
-        transitions.attempt_failed(session, job, error="", now=job.created_at, max_attempts=5, backoff=0.0)
+        transitions.attempt_failed(
+            session,
+            job,
+            cause=FailureCause.UNEXPECTED,
+            error="",
+            now=job.created_at,
+            max_attempts=5,
+            backoff=0.0,
+        )
     work(services)
     assert subjects_held(services).keys() == {"part0", "h0", "whole"}
 
@@ -205,7 +212,9 @@ def test_an_attempt_that_lost_its_token_does_not_change_what_another_imported(
         monkeypatch.setattr(imports, "copy", copy)
         with services.database.writing() as session:
             job = session.scalars(select(Job)).one()
-            transitions.attempt_failed(session, job, error="", now=now(), max_attempts=5, backoff=0.0)
+            transitions.attempt_failed(
+                session, job, cause=FailureCause.UNEXPECTED, error="", now=now(), max_attempts=5, backoff=0.0
+            )
         work(services)
         source.write_bytes(dataset(seed=99))
         return copy(*args)
@@ -226,8 +235,6 @@ def test_an_attempt_that_lost_its_token_does_not_change_what_another_imported(
     services.close()
 
 
-def test_every_kind_of_job_has_a_function_of_its_name() -> None:
-    for kind in JobKind:
-        assert transitions.FUNCTION[kind] == f"worker.jobs.{kind}"
-        assert callable(getattr(jobs, kind))
-        assert kind in JOBS
+def test_one_queue_function_runs_every_kind_of_job() -> None:
+    assert f"{queue.run.__module__}.{queue.run.__name__}" == transitions.RUN
+    assert set(JOBS) == set(JobKind)

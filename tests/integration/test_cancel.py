@@ -1,4 +1,4 @@
-"""A batch can be cancelled until its noise is drawn: then it is held, and nobody is forgotten."""
+"""A batch can be cancelled until its noise is drawn. It is then on hold, and no erasure is lost."""
 
 import threading
 from collections.abc import Callable
@@ -8,17 +8,17 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from app.batches import service
-from app.bootstrap import Services
 from app.db.states import BatchState
 from app.db.tables import Batch, BatchEvent, Version
 from app.db.transitions import TokenLost
-from app.dispatcher import Dispatcher
-from app.errors import Conflict
+from app.dispatcher.loop import Dispatcher
+from app.gateway.batches import service
+from app.gateway.errors import Conflict
+from app.services import Services
 from tests.integration.harness import dataset
 from tests.integration.job_world import Attempt, World
 from tests.integration.model_api import Api, Headers, registered, work
-from worker.pipeline import run
+from worker.batch import run
 
 RACES = 8
 
@@ -49,7 +49,7 @@ def _open_erasure(api: Api) -> Any:
 def _during(
     stage: str, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any], *, after: bool = False
 ) -> None:
-    """Something happens just before a stage of the pipeline, or just after it."""
+    """Call a function just before a stage of the pipeline, or just after it."""
     original = getattr(run, stage)
 
     def disturbed(*args: Any, **kwargs: Any) -> Any:
@@ -106,7 +106,7 @@ def test_a_running_solve_notices_that_it_was_cancelled_and_a_draw_cannot_be(
     refused: list[str] = []
     progress: list[dict[str, Any]] = []
     _during("write_draft", monkeypatch, lambda: progress.append(ready.batch(batch_id)["progress"]))
-    for stage, after in (("write_draft", False), ("write_draft", True), ("measure", False)):
+    for stage, after in (("write_draft", False), ("write_draft", True), ("score_draw", False)):
         _during(
             stage,
             monkeypatch,
@@ -138,7 +138,8 @@ def test_a_cancelled_append_ends_and_its_parts_stay_staged(
 
 
 def test_either_the_cancellation_or_the_publication_wins(services: Services) -> None:
-    world, won = World(services), []
+    world = World(services)
+    won: list[str] = []
     for number in range(RACES):
         attempt = _running_attempt(world)
         with services.database.reading() as session:
@@ -157,13 +158,13 @@ def test_either_the_cancellation_or_the_publication_wins(services: Services) -> 
 def _running_attempt(world: World) -> Attempt:
     world.ask(0, subjects=3)
     world.dispatchers[0].round()
-    attempt = world.claim(world.wire.messages.pop())
+    attempt = world.claim(world.queue.messages.pop())
     assert attempt is not None
     return attempt
 
 
 def _race(world: World, attempt: Attempt, batch: Batch) -> set[str]:
-    """Who got through, of two at the same time."""
+    """Run both at the same time, and return which of them succeeded."""
     start, through = threading.Barrier(2), set()
 
     def cancel() -> None:
@@ -192,14 +193,14 @@ def _race(world: World, attempt: Attempt, batch: Batch) -> set[str]:
 
 
 def _finish(world: World, attempt: Attempt, batch: Batch) -> None:
-    """Make room for the next one."""
+    """End the batch, so that the model can have another one."""
     with world.services.database.reading() as session:
         held = session.get_one(Batch, batch.id).state == BatchState.HELD
     if held:
         with world.services.database.writing() as session:
             service.retry(session, world.tenant, batch.id)
         world.dispatchers[0].round()
-        again = world.claim(world.wire.messages.pop())
+        again = world.claim(world.queue.messages.pop())
         assert again is not None
         attempt = again
     world.complete(attempt)

@@ -1,4 +1,4 @@
-"""Every verb of the command against a real system: for people, and with --json for scripts."""
+"""Every command of the client against a real service: for people, and with --json for scripts."""
 
 import json
 from pathlib import Path
@@ -8,18 +8,18 @@ import pytest
 from sqlalchemy import update
 from typer.testing import CliRunner, Result
 
-from app.access.scopes import Scope
 from app.db.tables import Task
-from client.cli import app
+from app.gateway.auth.scopes import Scope
+from lethe.cli.main import app
 from tests.integration.client_world import POLICY, TOY, World, register, world
-from tests.integration.harness import dataset
+from tests.integration.harness import UNREACHABLE, dataset
 
 __all__ = ["world"]
 SECRET_SUBJECTS = ("s1", "s2", "s3", "s4", "s7", "nobody-we-know")
 
 
 class Terminal:
-    """Runs the command with the surroundings a user would set."""
+    """Runs the command with the environment that a user would set."""
 
     def __init__(self, world: World) -> None:
         self.runner = CliRunner(env={"LETHE_URL": world.url, "LETHE_API_KEY": world.key, "COLUMNS": "200"})
@@ -30,7 +30,7 @@ class Terminal:
         return done
 
     def json(self, *words: object, code: int = 0, stdin: str | None = None) -> Any:
-        """Standard output is one JSON document, and nothing else."""
+        """Run with --json. Standard output must be one JSON document and nothing else."""
         return json.loads(self.run(*words, "--json", code=code, stdin=stdin).stdout)
 
 
@@ -59,12 +59,12 @@ def _toml() -> str:
 
 @pytest.fixture(scope="module")
 def erased(world: World, terminal: Terminal, files: Path) -> Any:
-    """A model registered and one erasure completed, both through the command."""
-    made = terminal.json(
+    """Register a model and complete one erasure, both through the command."""
+    model = terminal.json(
         *("model", "register", "cli", files / "manifest.toml", "--wait"),
         *("--data", files / "train-1.parquet", "--holdout", files / "Unseen.parquet"),
     )
-    assert made["state"] == "ready"
+    assert model["state"] == "ready"
     words = ("erase", "-", "--model", "cli", "--reference", "case-9", "--flush", "--wait")
     erasure = terminal.json(*words, stdin="s1\n\ns2\r\n")
     assert erasure["state"] == "completed"
@@ -76,16 +76,16 @@ def test_models_are_registered_listed_and_shown(terminal: Terminal, files: Path,
     words = ("model", "register", "again", files / "manifest.json")
     assert "uploading" in terminal.run(*words).stdout
     more = ("--data", files / "train-1.parquet", "--wait")
-    assert "ready" in terminal.run(*words, *more).stdout, "an unfinished registration goes on"
+    assert "ready" in terminal.run(*words, *more).stdout, "the same command resumes"
     assert "already" in terminal.run(*words, *more, code=1).stderr
     assert {model["name"] for model in terminal.json("model", "list")} == {"cli", "again"}
     assert "softmax" in terminal.run("model", "list").stdout
-    shown = terminal.json("model", "show", "cli")
-    assert [part["part"] for part in shown["dataset"]] == ["train1", "unseen"]
-    assert str(shown["versions"][0]["certificate_id"]) in terminal.run("model", "show", "cli").stdout
+    description = terminal.json("model", "show", "cli")
+    assert {part["part"] for part in description["dataset"]} == {"train1", "unseen"}
+    assert str(description["versions"][0]["certificate_id"]) in terminal.run("model", "show", "cli").stdout
 
 
-def test_an_erasure_is_asked_for_followed_and_never_echoed(
+def test_an_erasure_is_requested_and_followed_and_identifiers_are_never_printed(
     terminal: Terminal, erased: Any, tmp_path: Path
 ) -> None:
     lines = tmp_path / "people.txt"
@@ -98,9 +98,9 @@ def test_an_erasure_is_asked_for_followed_and_never_echoed(
         assert asked["subjects"] == 1
         assert asked["state"] == "received"
     for words in (("status",), ("status", erased["id"]), ("watch", erased["id"]), ("receipts", erased["id"])):
-        for said in (terminal.run(*words), terminal.run(*words, "--json")):
-            assert not [subject for subject in SECRET_SUBJECTS if f'"{subject}"' in said.output]
-            assert "nobody" not in said.output
+        for run in (terminal.run(*words), terminal.run(*words, "--json")):
+            assert not [subject for subject in SECRET_SUBJECTS if f'"{subject}"' in run.output]
+            assert "nobody" not in run.output
     assert terminal.json("status", "--reference", "case-9")[0]["id"] == erased["id"]
     assert terminal.json("status", erased["id"]) == terminal.json("watch", erased["id"])
     assert "case-9" in terminal.run("status", "--most", 9).stdout
@@ -118,23 +118,23 @@ def test_an_erasure_is_asked_for_followed_and_never_echoed(
     assert terminal.json(*again)["id"] == terminal.json(*again)["id"]
 
 
-def test_input_that_cannot_be_used_is_said_in_a_line(terminal: Terminal, erased: Any, tmp_path: Path) -> None:
+def test_invalid_input_is_explained_in_one_line(terminal: Terminal, erased: Any, tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "latin").write_bytes(b"\xe9\n")
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
     assert "one per line" in terminal.run("erase", tmp_path / "empty", code=2).stderr
     assert "UTF-8" in terminal.run("erase", tmp_path / "latin", code=2).stderr
-    assert "No such file" in terminal.run("erase", tmp_path / "none", code=2).stderr
-    assert "no date" in terminal.run("erase", "-", "--received-at", "soon", code=2, stdin="s1").stderr
-    assert "as JSON" in terminal.run("model", "register", "x", tmp_path / "broken.json", code=2).stderr
+    assert "there is no file" in terminal.run("erase", tmp_path / "none", code=2).stderr
+    assert "not a date" in terminal.run("erase", "-", "--received-at", "soon", code=2, stdin="s1").stderr
+    assert "not valid JSON" in terminal.run("model", "register", "x", tmp_path / "broken.json", code=2).stderr
     assert "no manifest" in terminal.run("model", "register", "x", tmp_path / "list.json", code=2).stderr
     refused = terminal.json("erase", "-", "--reference", "a\tb", code=2, stdin="s1")
     assert refused["error"]["errors"][0]["at"] == "body/reference"
     terminal.run("status", "--no-such-option", code=2)
 
 
-def test_a_batch_is_watched_listed_and_refused_decisions(terminal: Terminal, erased: Any) -> None:
+def test_a_completed_batch_is_watched_and_refuses_decisions(terminal: Terminal, erased: Any) -> None:
     batch_id = erased["tasks"][0]["batch_id"]
     seen = terminal.json("watch", batch_id)
     assert seen["batch"]["state"] == "completed"
@@ -152,18 +152,21 @@ def test_a_batch_is_watched_listed_and_refused_decisions(terminal: Terminal, era
         assert terminal.json("batch", decision, batch_id, code=1)["error"]["status"] == 409
 
 
-def test_a_held_batch_is_an_answer_of_no_until_it_is_approved(world: World, terminal: Terminal) -> None:
+def test_a_held_batch_exits_with_1_until_it_is_approved(world: World, terminal: Terminal) -> None:
     with world.sync() as lethe:
-        register(lethe, "gated", quality_gate={"max_loss_rise": 0.0}, target_distance=50.0)
+        register(lethe, "gated", quality_gate=UNREACHABLE)
     held = terminal.run("erase", "-", "--model", "gated", "--flush", "--wait", code=1, stdin="s1")
-    assert "lethe batch approve" in held.stderr
     batch_id = terminal.json("status", "--model", "gated")[0]["tasks"][0]["batch_id"]
+    assert f"lethe batch approve {batch_id}" in held.stderr
+    assert "lethe batch retry" not in held.stderr, "a draw is approved or discarded"
+    events = [line for line in held.stderr.splitlines() if line.startswith(("erasure: ", "gated: "))]
+    assert 0 < len(events) == len(set(events)), "no event is shown twice"
     assert terminal.json("watch", batch_id, code=1)["events"][-1]["kind"] == "held"
     terminal.run("batch", "approve", batch_id)
     assert terminal.json("watch", batch_id)["batch"]["state"] == "completed"
 
 
-def test_a_checkpoint_is_downloaded_and_verified(
+def test_weights_are_downloaded_and_verified(
     terminal: Terminal, erased: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -181,13 +184,34 @@ def test_a_checkpoint_is_downloaded_and_verified(
     assert not list(tmp_path.glob("*.part")) + list(tmp_path.glob("*.lock"))
 
 
+def test_advice_is_a_table_with_the_recommendation_and_the_warning(world: World, terminal: Terminal) -> None:
+    with world.sync() as lethe:
+        lethe.models.create("advised-cli", TOY)
+    assert "no holdout" in terminal.run("model", "advise", "advised-cli", code=1).stderr
+    with world.sync() as lethe:
+        lethe.models.upload_holdout("advised-cli", "h0", dataset(rows=60, subjects=60, seed=8))
+    text = terminal.run("model", "advise", "advised-cli").stdout
+    rows = [line for line in text.splitlines() if line.rstrip().endswith("recommended")]
+    assert len(rows) == 1
+    assert "Expected F1" in text
+    assert "assurance on the model's certificates is void" in " ".join(text.split())
+    choice = terminal.json("model", "advise", "advised-cli")["result"]["recommendation"]
+    assert rows[0].split()[:2] == [f"{choice['lambda']:.4g}", f"{choice['target_distance']:.4g}"]
+    assert f"λ = {choice['lambda']:g}, Δ* = {choice['target_distance']:g}" in text
+    with world.sync() as lethe:
+        lethe.models.upload_holdout("advised-cli", "h0", b"no Parquet")
+    failed = terminal.run("model", "advise", "advised-cli", code=1)
+    assert "not a Parquet file" in failed.stdout
+    assert terminal.json("model", "advise", "advised-cli", code=1)["state"] == "failed"
+
+
 def test_ledger_reports_and_receipts(terminal: Terminal, erased: Any, tmp_path: Path) -> None:
     assert terminal.json("ledger", "cli")["entries"]
-    assert "releases left" in terminal.run("ledger", "cli").stdout
+    assert "Releases left" in terminal.run("ledger", "cli").stdout
     assert terminal.json("evaluate", "cli")["result"]["current"]["micro_f1"] > 0.5
-    assert "retrained" in terminal.run("evaluate", "cli").stdout
+    assert "Retrained" in terminal.run("evaluate", "cli").stdout
     assert terminal.json("audit", "cli")["result"]["verdict"].startswith("consistent")
-    assert "verdict" in terminal.run("audit", "cli").stdout
+    assert "Verdict" in terminal.run("audit", "cli").stdout
     assert terminal.json("audit", "cli", "--no-wait")["state"] in ("waiting", "running", "completed")
     terminal.run("receipts", erased["id"], "--to", tmp_path / "receipts")
     assert {path.name for path in (tmp_path / "receipts").iterdir()} == {"cli-0.json", "cli-1.json"}
@@ -195,7 +219,7 @@ def test_ledger_reports_and_receipts(terminal: Terminal, erased: Any, tmp_path: 
     assert terminal.json("receipts", erased["id"], code=5)["error"]["status"] == 410
 
 
-def test_exit_codes_tell_what_went_wrong(world: World, terminal: Terminal) -> None:
+def test_the_exit_status_and_the_message_say_what_went_wrong(world: World, terminal: Terminal) -> None:
     assert "LETHE_API_KEY" in terminal.run("model", "list", "--api-key", "lethe_wrong", code=4).stderr
     narrow = world.key_for(Scope.ERASURES_READ)
     assert "models:read" in terminal.run("model", "list", "--api-key", narrow, code=4).stderr
@@ -208,7 +232,7 @@ def test_exit_codes_tell_what_went_wrong(world: World, terminal: Terminal) -> No
     assert terminal.run("ledger", "nobody", code=5).stdout == ""
 
 
-def test_a_failed_batch_is_an_answer_of_no(world: World, terminal: Terminal, erased: Any) -> None:
+def test_a_failed_batch_exits_with_1(world: World, terminal: Terminal, erased: Any) -> None:
     with world.sync() as lethe:
         lethe.models.upload_part("cli", "junk", b"this is no Parquet")
         batch_id = lethe.models.append("cli").batch_id
@@ -216,7 +240,7 @@ def test_a_failed_batch_is_an_answer_of_no(world: World, terminal: Terminal, era
     assert "Parquet" in terminal.run("watch", batch_id, code=1).stdout
 
 
-def test_a_failed_erasure_is_an_answer_of_no(world: World, terminal: Terminal, erased: Any) -> None:
+def test_a_failed_erasure_exits_with_1(world: World, terminal: Terminal, erased: Any) -> None:
     with world.sync() as lethe:
         erasure = lethe.erasures.create(["s9"], models=["cli"])
     with world.services.database.writing() as session:
@@ -227,11 +251,11 @@ def test_a_failed_erasure_is_an_answer_of_no(world: World, terminal: Terminal, e
 
 def test_spaces_are_sent_as_they_are_and_near_matches_are_shown(terminal: Terminal, erased: Any) -> None:
     words = ("erase", "-", "--model", "cli", "--flush", "--wait")
-    told = terminal.run(*words, stdin=" S9\nnobody-here\n")
-    assert "1 identifier begins or ends with white space (number 1 of the request)" in told.stderr
+    erased_run = terminal.run(*words, stdin=" S9\nnobody-here\n")
+    assert "1 identifier begins or ends with white space (number 1 of the request)" in erased_run.stderr
     notice = "cli: 1 person in this model's data has an identifier that differs only in case, spacing or"
-    assert notice in " ".join(told.stdout.split())
-    assert "S9" not in told.stdout + told.stderr
+    assert notice in " ".join(erased_run.stdout.split())
+    assert "S9" not in erased_run.stdout + erased_run.stderr
     newest = terminal.json("status", "--most", "1")[0]
     assert newest["tasks"][0]["near_matches"] == 1
     assert notice in " ".join(terminal.run("status", newest["id"]).stdout.split())

@@ -1,4 +1,4 @@
-"""What breaks between client and gateway: cut, garbled and lost answers, on a real connection."""
+"""Faults between client and gateway: cut, corrupted and lost responses, on a real connection."""
 
 import asyncio
 import hashlib
@@ -10,36 +10,35 @@ from typing import Any
 
 import pytest
 
-import client
-from client import Lethe
-from tests.integration.client_world import TOY, World, register, world
+from lethe import DownloadCorrupt, Lethe, Retry, Unreachable
+from tests.integration.client_world import JOB_SECONDS, TOY, World, register, world
 from tests.integration.harness import dataset
 
 __all__ = ["world"]
 Call = Callable[[Callable[[Any], Any]], Any]
 
 
-@pytest.fixture(params=["blocking", "awaiting"])
+@pytest.fixture(params=["blocking", "async"])
 def call(request: pytest.FixtureRequest, world: World) -> Call:
-    """Run something on either client, and give back what it gives."""
+    """Run a function on either client and return its result."""
 
     def blocking(use: Callable[[Any], Any]) -> Any:
         with world.sync() as lethe:
             return use(lethe)
 
-    async def awaiting(use: Callable[[Any], Any]) -> Any:
-        async with world.awaiting() as lethe:
+    async def asynchronous(use: Callable[[Any], Any]) -> Any:
+        async with world.asynchronous() as lethe:
             result = use(lethe)
             return await result if inspect.isawaitable(result) else result
 
-    return blocking if request.param == "blocking" else lambda use: asyncio.run(awaiting(use))
+    return blocking if request.param == "blocking" else lambda use: asyncio.run(asynchronous(use))
 
 
 @pytest.fixture(scope="module")
 def lethe(world: World) -> Iterator[Lethe]:
-    with world.sync() as made:
-        register(made, "toy")
-        yield made
+    with world.sync() as client:
+        register(client, "toy")
+        yield client
 
 
 @pytest.fixture
@@ -54,13 +53,13 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_cut_download_goes_on_where_it_was(
+def test_a_cut_download_resumes(
     world: World, lethe: Lethe, call: Call, tricks: list[str], tmp_path: Path
 ) -> None:
     tricks[:] = ["cut", "cut"]
     seen: list[int] = []
     to = tmp_path / "model.safetensors"
-    call(lambda api: api.versions.download("toy", to, tell=lambda done, _: seen.append(done)))
+    call(lambda api: api.versions.download("toy", to, on_progress=lambda done, _: seen.append(done)))
     version = lethe.versions.list("toy")[0]
     assert _digest(to) == version.sha256
     half = version.size // 2
@@ -71,12 +70,12 @@ def test_a_cut_download_goes_on_where_it_was(
     assert list(tmp_path.iterdir()) == [to]
 
 
-def test_a_later_process_goes_on_too(
+def test_a_later_process_resumes_a_download(
     world: World, lethe: Lethe, call: Call, tricks: list[str], tmp_path: Path
 ) -> None:
     tricks[:] = ["cut"]
     to = tmp_path / "model.safetensors"
-    with Lethe(world.url, world.key, retry=client.Retry(times=0)) as hasty, pytest.raises(client.Unreachable):
+    with Lethe(world.url, world.key, retry=Retry(times=0)) as hasty, pytest.raises(Unreachable):
         hasty.versions.download("toy", to)
     assert not to.exists()
     call(lambda api: api.versions.download("toy", to))
@@ -85,19 +84,19 @@ def test_a_later_process_goes_on_too(
     assert list(tmp_path.iterdir()) == [to]
 
 
-def test_a_garbled_download_is_refused_and_leaves_nothing(
+def test_a_corrupted_download_raises_and_leaves_nothing(
     call: Call, tricks: list[str], tmp_path: Path
 ) -> None:
     to = tmp_path / "model.safetensors"
     to.write_text("the file that was there before")
     tricks[:] = ["garble"]
-    with pytest.raises(client.DownloadCorrupt):
+    with pytest.raises(DownloadCorrupt):
         call(lambda api: api.versions.download("toy", to))
     assert to.read_text() == "the file that was there before"
     assert list(tmp_path.iterdir()) == [to]
 
 
-def test_what_an_earlier_process_left_wrong_is_fetched_anew(
+def test_a_wrong_partial_file_is_downloaded_again(
     lethe: Lethe, call: Call, tricks: list[str], tmp_path: Path
 ) -> None:
     to, version = tmp_path / "model.safetensors", lethe.versions.list("toy")[0]
@@ -107,26 +106,24 @@ def test_what_an_earlier_process_left_wrong_is_fetched_anew(
 
 
 @pytest.mark.parametrize("trick", ["lose", "refuse"])
-def test_an_erasure_whose_answer_was_lost_is_one_erasure(
+def test_an_erasure_whose_response_was_lost_is_created_once(
     world: World, lethe: Lethe, call: Call, tricks: list[str], trick: str
 ) -> None:
     world.meddler.on = "/v1/erasures"
     tricks[:] = [trick, trick]
     reference = f"lost-{secrets.token_hex(8)}"
-    asked = call(lambda api: api.erasures.create(["s5"], models=["toy"], reference=reference))
+    erasure = call(lambda api: api.erasures.create(["s5"], models=["toy"], reference=reference))
     sent = [headers["idempotency-key"] for headers in world.meddler.seen]
     assert len(sent) == 3
     assert len(set(sent)) == 1
-    assert [found.id for found in lethe.erasures.list(reference=reference)] == [asked.id]
-    lethe.erasures.withdraw(asked.id)
+    assert [match.id for match in lethe.erasures.list(reference=reference)] == [erasure.id]
+    lethe.erasures.withdraw(erasure.id)
 
 
-def test_a_refused_stream_and_a_cut_one_are_taken_up_again(
-    world: World, lethe: Lethe, tricks: list[str]
-) -> None:
-    asked = lethe.erasures.create(["s6"], models=["toy"])
+def test_a_refused_or_cut_event_stream_is_resumed(world: World, lethe: Lethe, tricks: list[str]) -> None:
+    erasure = lethe.erasures.create(["s6"], models=["toy"])
     lethe.models.flush("toy")
-    batch_id = lethe.erasures.wait(asked.id, timeout=60).tasks[0].batch_id
+    batch_id = lethe.erasures.wait(erasure.id, timeout=JOB_SECONDS).tasks[0].batch_id
     assert batch_id is not None
     whole = list(lethe.batches.events(batch_id))
     world.meddler.on, tricks[:] = "/events", ["refuse", "cut", "lose"]
@@ -135,7 +132,7 @@ def test_a_refused_stream_and_a_cut_one_are_taken_up_again(
     assert len(world.meddler.seen) == 4
 
 
-def test_an_upload_goes_on_where_it_was(
+def test_an_upload_resumes(
     world: World, lethe: Lethe, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     name, content = f"up-{secrets.token_hex(8)}", dataset()
@@ -145,16 +142,20 @@ def test_an_upload_goes_on_where_it_was(
     first = {"Content-Range": f"bytes 0-999/{len(content)}"}
     lethe.http.put(f"/v1/models/{name}/dataset/part0", content=content[:1000], headers=first)
     seen: list[int] = []
-    monkeypatch.setattr("client.upload.PIECE", 1500)
-    done = call(lambda api: api.models.upload_part(name, "part0", file, tell=lambda at, _: seen.append(at)))
+    monkeypatch.setattr("lethe.client.transfers.PIECE_SIZE", 1500)
+
+    def upload(api: Any) -> Any:
+        return api.models.upload_part(name, "part0", file, on_progress=lambda at, _: seen.append(at))
+
+    done = call(upload)
     assert done.sha256 == hashlib.sha256(content).hexdigest()
     assert seen[:2] == [2500, 4000]
     assert seen[-1] == len(content)
-    call(lambda api: api.models.upload_part(name, "part0", file, tell=lambda at, _: seen.append(at)))
-    assert seen[-1] == seen[-2], "a file that is there is not sent again"
+    call(upload)
+    assert seen[-1] == seen[-2], "a file that has arrived is not sent again"
 
 
-def test_an_upload_begun_with_another_file_begins_anew(
+def test_an_upload_that_another_file_began_starts_over(
     lethe: Lethe, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, content = f"other-{secrets.token_hex(8)}", dataset()

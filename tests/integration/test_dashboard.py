@@ -1,4 +1,4 @@
-"""The dashboard's door: sessions, forms, scopes, headers."""
+"""Access to the dashboard: sessions, forms, scopes, headers."""
 
 import re
 from datetime import timedelta
@@ -9,21 +9,21 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from app.access import service as access
-from app.access.scopes import Scope
-from app.bootstrap import Services
-from app.clock import new_id, now
+from app.core.clock import new_id, now
+from app.core.settings import Settings
+from app.core.vault import Vault
 from app.db.states import BatchState
 from app.db.tables import Batch, Job
-from app.main import create_app
-from app.settings import Settings
-from app.vault import Vault
-from app.web import session as sessions
-from app.web.endpoints import PARTS
+from app.gateway.auth import service as access
+from app.gateway.auth.scopes import Scope
+from app.gateway.dashboard import sessions
+from app.gateway.dashboard.endpoints import PAGE_MODULES
+from app.gateway.main import create_app
+from app.services import Services
 from tests.integration.dashboard import Visitor
 from tests.integration.job_world import World
 
-# Little SQL is asked for here; what the pages ask is tested on both databases in test_dashboard_pages.py.
+# These tests need little SQL. test_dashboard_pages.py runs the pages' queries on both databases.
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 PAGES = {
     "/erasures": Scope.ERASURES_READ,
@@ -57,7 +57,7 @@ def test_a_session_is_a_strict_cookie_without_the_key(visitor: Visitor) -> None:
 
 
 @pytest.mark.parametrize("by", ["scheme", "setting"])
-def test_over_https_the_cookie_is_secure_and_of_this_host_alone(
+def test_over_https_the_cookie_is_secure_and_bound_to_this_host(
     settings: Settings, services: Services, by: str
 ) -> None:
     forced = settings.model_copy(update={"secure_cookies": True if by == "setting" else None})
@@ -79,11 +79,11 @@ def test_over_https_the_cookie_is_secure_and_of_this_host_alone(
 
 
 @pytest.mark.parametrize("after", ["//evil.example", "https://evil.example", "/\\evil.example", "evil"])
-def test_signing_in_leads_nowhere_else(visitor: Visitor, after: str) -> None:
+def test_signing_in_never_redirects_to_another_site(visitor: Visitor, after: str) -> None:
     assert visitor.sign_in(next=after).headers["location"] == "/"
 
 
-def test_a_wrong_key_is_told_and_opens_nothing(visitor: Visitor) -> None:
+def test_a_wrong_key_is_refused_with_a_message(visitor: Visitor) -> None:
     for wrong in (visitor.key[:-1], visitor.key + "x", "lethe_x_y", "ключ", " "):
         answer = visitor.sign_in(wrong)
         assert answer.status_code == 401
@@ -101,7 +101,7 @@ def test_a_revoked_key_ends_its_sessions_at_once(visitor: Visitor, services: Ser
     assert visitor.get("/erasures").headers["location"] == "/login?next=/erasures"
 
 
-def test_a_session_ends_by_itself(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_expires(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
     visitor.signed_in()
     monkeypatch.setattr(sessions, "now", lambda: now() + timedelta(hours=7.9))
     assert visitor.get("/").status_code == 200
@@ -109,12 +109,12 @@ def test_a_session_ends_by_itself(visitor: Visitor, monkeypatch: pytest.MonkeyPa
     assert visitor.get("/").status_code == 303
 
 
-def test_nobody_else_can_write_a_session(visitor: Visitor, services: Services) -> None:
+def test_a_forged_session_is_refused(visitor: Visitor, services: Services) -> None:
     visitor.signed_in()
     genuine = visitor.client.cookies["lethe-session"]
     key_id, ends_at, nonce, mac = genuine.split(".")
     other_vault: Any = SimpleNamespace(vault=Vault(b"x" * 32), settings=services.settings)
-    elsewhere = sessions.Sessions(other_vault)._mac(f"{key_id}.{ends_at}.{nonce}")
+    elsewhere = sessions.Sessions(other_vault).mac_of(f"{key_id}.{ends_at}.{nonce}")
     forged = [
         f"{new_id().hex}.{ends_at}.{nonce}.{mac}",
         f"{key_id}.{int(ends_at) + 1}.{nonce}.{mac}",
@@ -131,7 +131,7 @@ def test_nobody_else_can_write_a_session(visitor: Visitor, services: Services) -
     assert visitor.get("/").status_code == 200
 
 
-def test_signing_out_ends_the_session_even_for_a_kept_cookie(visitor: Visitor) -> None:
+def test_signing_out_ends_the_session_even_if_the_cookie_was_copied(visitor: Visitor) -> None:
     visitor.signed_in()
     kept = visitor.client.cookies["lethe-session"]
     assert visitor.send("/logout", {"form_token": "0" * 64}).status_code == 403
@@ -141,7 +141,7 @@ def test_signing_out_ends_the_session_even_for_a_kept_cookie(visitor: Visitor) -
     assert visitor.get("/", headers={"Cookie": f"lethe-session={kept}"}).status_code == 303
 
 
-def test_signing_out_holds_on_every_gateway(visitor: Visitor, settings: Settings) -> None:
+def test_signing_out_takes_effect_on_every_gateway(visitor: Visitor, settings: Settings) -> None:
     visitor.signed_in()
     cookie = {"Cookie": f"lethe-session={visitor.client.cookies['lethe-session']}"}
     with TestClient(create_app(settings), follow_redirects=False) as other:
@@ -155,27 +155,29 @@ def test_a_search_for_control_characters_is_refused(visitor: Visitor) -> None:
     assert visitor.get("/erasures?q=%00").status_code == 404
 
 
-def test_a_form_from_elsewhere_is_refused(visitor: Visitor, gateway: TestClient, services: Services) -> None:
+def test_a_form_from_another_site_is_refused(
+    visitor: Visitor, gateway: TestClient, services: Services
+) -> None:
     stranger = Visitor(gateway, services, "tenant").signed_in()
     visitor.signed_in()
     for token in ("", "0" * 64, stranger.token("/"), visitor.token("/login")):
         answer = visitor.send(f"/batches/{new_id()}/retry", {"form_token": token})
         assert answer.status_code == 403
-        assert "earlier visit" in answer.text
+        assert "earlier session" in answer.text
     assert visitor.send("/login", {"key": visitor.key}).status_code == 403
     unsent = visitor.client.post("/logout", json={"form_token": visitor.token("/")})
     assert unsent.status_code == 415
     assert visitor.send("/login", {"key": "x" * 20_000}).status_code == 413
 
 
-def test_every_page_asks_to_sign_in_first(visitor: Visitor) -> None:
+def test_every_page_requires_signing_in(visitor: Visitor) -> None:
     for path in PAGES:
         answer = visitor.get(path)
         assert (answer.status_code, answer.headers["location"]) == (303, f"/login?next={path}")
     assert visitor.send(f"/batches/{new_id()}/retry", {}).headers["location"] == "/login"
 
 
-def test_a_key_without_the_scope_is_told_so(gateway: TestClient, services: Services) -> None:
+def test_a_key_without_the_scope_sees_which_scope_it_lacks(gateway: TestClient, services: Services) -> None:
     allowed = {scope: set(Scope) - {scope, Scope.ADMIN} for scope in set(PAGES.values())}
     for lacking, scopes in allowed.items():
         visitor = Visitor(gateway, services, "tenant", *scopes).signed_in()
@@ -193,7 +195,7 @@ def test_a_key_without_the_scope_is_told_so(gateway: TestClient, services: Servi
     assert 'href="/models"' not in nothing.text
 
 
-def test_every_answer_shuts_out_what_is_not_ours(visitor: Visitor) -> None:
+def test_every_response_forbids_foreign_content(visitor: Visitor) -> None:
     visitor.signed_in()
     for path in ("/", "/login", *PAGES):
         answer = visitor.get(path)
@@ -209,7 +211,7 @@ def test_every_answer_shuts_out_what_is_not_ours(visitor: Visitor) -> None:
             assert re.search(r'(?:src|href|action)="(?!/|#|\?)', answer.text) is None, path
 
 
-def test_what_others_wrote_is_shown_and_not_obeyed(visitor: Visitor) -> None:
+def test_user_input_is_escaped(visitor: Visitor) -> None:
     wrote = "<script>alert(1)</script>\"'"
     body = {"subjects": ["a"], "reference": wrote, "reason": wrote}
     made = visitor.client.post("/v1/erasures", json=body, headers=visitor.headers).json()
@@ -220,23 +222,27 @@ def test_what_others_wrote_is_shown_and_not_obeyed(visitor: Visitor) -> None:
     assert "&lt;script&gt;alert(1)" in visitor.get("/erasures").text
 
 
-def test_the_dashboard_is_no_part_of_the_api(visitor: Visitor, settings: Settings) -> None:
+def test_the_dashboard_is_not_part_of_the_api(visitor: Visitor, settings: Settings) -> None:
     spec = visitor.get("/openapi.json").json()
-    assert all(path.startswith(("/v1/", "/healthz", "/readyz", "/metrics")) for path in spec["paths"])
+    assert all(
+        path.startswith(("/v1/", "/opendsr/", "/healthz", "/readyz", "/metrics")) for path in spec["paths"]
+    )
     visitor.signed_in()
-    assert visitor.get("/v1/models").status_code == 401, "a cookie is no credential there"
+    assert visitor.get("/v1/models").status_code == 401, "the API must not accept the cookie"
     assert visitor.get("/nowhere").headers["content-type"] == "application/problem+json"
     with TestClient(create_app(settings.model_copy(update={"dashboard": False}))) as without:
         assert without.get("/").status_code == 404
         assert without.get("/healthz").status_code == 200
 
 
-def test_static_files_are_kept_by_their_content(visitor: Visitor) -> None:
+def test_static_files_are_cached_by_their_content(visitor: Visitor) -> None:
     page = visitor.get("/login").text
     (style,) = re.findall(r'href="(/static/style\.css\?v=\w+)"', page)
     answer = visitor.get(style)
     assert "immutable" in answer.headers["cache-control"]
-    assert answer.headers["content-type"].startswith("text/css")
+    assert answer.headers["content-type"] == "text/css; charset=utf-8"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
     again = visitor.get(style, headers={"If-None-Match": answer.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
     assert visitor.get("/static/style.css?v=old").headers["cache-control"] == "no-cache"
@@ -259,7 +265,7 @@ def _failed_batch(world: World) -> Batch:
     return batch
 
 
-def test_a_decision_is_asked_for_twice_and_made_once(
+def test_a_decision_is_confirmed_first_and_made_once(
     gateway: TestClient, services: Services, world: World
 ) -> None:
     batch = _failed_batch(world)
@@ -270,23 +276,23 @@ def test_a_decision_is_asked_for_twice_and_made_once(
     assert "/approve" not in shown
     asked = visitor.get(f"/batches/{batch.id}/retry")
     assert "Try again?" in asked.text
-    assert "Failed" in visitor.get(f"/batches/{batch.id}").text, "asking changes nothing"
+    assert "Failed" in visitor.get(f"/batches/{batch.id}").text, (
+        "the confirmation page must not change anything"
+    )
     token = visitor.token(f"/batches/{batch.id}/retry")
     made = visitor.send(f"/batches/{batch.id}/retry", {"form_token": token})
     assert (made.status_code, made.headers["location"]) == (303, f"/batches/{batch.id}")
     assert "Sealed" in visitor.get(f"/batches/{batch.id}").text
     again = visitor.send(f"/batches/{batch.id}/retry", {"form_token": token})
     assert again.status_code == 409
-    assert "only a held or failed erasure" in again.text
+    assert "Only a batch that is on hold or failed can be retried" in again.text
     stopped = visitor.send(f"/batches/{batch.id}/cancel", {"form_token": token})
     assert stopped.status_code == 303
-    assert "Someone cancelled it" in visitor.get(f"/batches/{batch.id}").text
+    assert "Someone cancelled this batch" in visitor.get(f"/batches/{batch.id}").text
     assert visitor.send(f"/batches/{batch.id}/explode", {"form_token": token}).status_code == 404
 
 
-def test_someone_who_may_only_look_is_offered_no_decision(
-    gateway: TestClient, services: Services, world: World
-) -> None:
+def test_a_reader_is_offered_no_decision(gateway: TestClient, services: Services, world: World) -> None:
     batch = _failed_batch(world)
     visitor = Visitor(gateway, services, "tenant", Scope.MODELS_READ).signed_in()
     assert f"/batches/{batch.id}/retry" not in visitor.get(f"/batches/{batch.id}").text
@@ -299,11 +305,11 @@ def test_someone_who_may_only_look_is_offered_no_decision(
 
 
 def test_every_route_of_the_dashboard_is_guarded(visitor: Visitor) -> None:
-    """Whoever adds a page and forgets the guard is told here."""
+    """A new page without a guard fails here."""
     ids = {"name": "toy", "number": "1", "ordinal": "0", "action": "retry"}
     checked = 0
-    for route in [route for part in PARTS for route in part.router.routes]:
-        if route.path == "/login":
+    for route in [route for module in PAGE_MODULES for route in module.router.routes]:
+        if route.path in ("/login", "/login/start", "/login/callback"):  # open to everyone
             continue
         path = re.sub(r"\{(\w+)\}", lambda found: ids.get(found.group(1), str(new_id())), route.path)
         for method in route.methods:

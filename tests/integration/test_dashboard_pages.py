@@ -1,4 +1,4 @@
-"""What the pages show, of whom, and to whom: one living model behind them."""
+"""What the pages show to which tenant and scope, for a model with one erasure done and one waiting."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,11 @@ from uuid import UUID
 import pytest
 from fastapi.testclient import TestClient
 
-from app.access.scopes import Scope
-from app.bootstrap import Services
-from app.certificates import verification
 from app.db.tables import Certificate
-from certificate.cli import run_verify
+from app.gateway.auth.scopes import Scope
+from app.gateway.certificates import verification
+from app.services import Services
+from lethe.certificate.cli import run_verify
 from tests.integration.dashboard import Visitor
 from tests.integration.model_api import Api, registered, work
 
@@ -20,7 +20,7 @@ SECRET = "case-of-the-owner"
 
 
 class Owned:
-    """A model with one erasure done, one waiting, and the ids of all that."""
+    """A tenant with a model, one finished erasure and one that waits."""
 
     def __init__(self, gateway: TestClient, services: Services) -> None:
         self.visitor = Visitor(gateway, services, "owner").signed_in()
@@ -56,6 +56,12 @@ class Owned:
             certificate,
             f"{certificate}/pack.json",
             f"{certificate}/bundle.json",
+            f"{certificate}/print",
+            f"/erasures/{self.erasure}/letter/0",
+            f"/erasures/{self.erasure}/extend",
+            f"/erasures/{self.erasure}/withdraw",
+            f"/erasures/{self.erasure}/acknowledge",
+            "/models/toy/flush",
         ]
 
 
@@ -64,49 +70,49 @@ def owned(gateway: TestClient, services: Services) -> Owned:
     return Owned(gateway, services)
 
 
-def test_pages_show_their_tenant_what_they_hide_from_others(
+def test_pages_show_a_tenant_its_own_data_and_nobody_else(
     owned: Owned,
     gateway: TestClient,
     services: Services,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _looks_right(owned.visitor, owned)
-    _nothing_for_strangers(Visitor(gateway, services, "stranger").signed_in(), owned)
-    _downloads_verify(owned.visitor, owned, tmp_path)
-    _figures_are_for_auditors(gateway, services)
-    _a_file_that_is_not_read_is_not_said_to_be_checked(owned, monkeypatch)
-    _a_broken_certificate_is_told(owned, services)
+    _check_content(owned.visitor, owned)
+    _check_other_tenant_sees_nothing(Visitor(gateway, services, "stranger").signed_in(), owned)
+    _check_downloads_verify(owned.visitor, owned, tmp_path)
+    _check_exact_figures_need_audit_scope(gateway, services)
+    _check_unread_file_is_not_reported_as_checked(owned, monkeypatch)
+    _check_broken_certificate_is_reported(owned, services)
 
 
-def _looks_right(visitor: Visitor, owned: Owned) -> None:
+def _check_content(visitor: Visitor, owned: Owned) -> None:
     overview = visitor.get("/").text
     assert "<strong>1</strong> open request<" in overview
     assert SECRET in overview
     erasure = visitor.get(f"/erasures/{owned.erasure}").text
     assert "2 people</strong>: erased from the model" in erasure
-    assert "1 person</strong>: no data of this person was found" in erasure
+    assert "1 person</strong>: no data found" in erasure
     certificate = visitor.get(f"/certificates/{owned.certificate}").text
     assert certificate.count('aria-hidden="true">✓</span>') == 8
     assert "Verified" in certificate
     assert "73 %" in certificate
     assert "In at most 1 in 6,200 such releases they may become surer" in certificate
-    assert "by at most a factor of 2.72 (e^ε), plus 10⁻⁵ (δ)." in certificate
-    assert "but for a chance of" not in certificate, "δ is not the probability of a larger loss"
+    assert "by at most a factor of 2.72 (e^ε), plus 1 in 100,000 (δ)." in certificate
+    assert "but for a chance of" not in certificate, "δ is not the probability that the loss exceeds ε"
     model = visitor.get("/models/toy").text
     assert "Version 1" in model
     assert "of 8</span>" in model
     assert "Micro-F1" in model
-    assert "in at most 1 in 6,200 releases they may become surer" in model
+    assert "In at most 1 in 6,200 releases they may become surer" in model
     found = visitor.get(f"/erasures?q={owned.erasure.upper()}")
     assert found.headers["location"] == f"/erasures/{owned.erasure}"
     assert "2 requests found" in visitor.get(f"/erasures?q={SECRET}").text
-    assert "Nothing fits" in visitor.get("/erasures?q=other").text
+    assert "No requests match" in visitor.get("/erasures?q=other").text
     assert "1 request found" in visitor.get("/erasures?state=received&model=toy").text
-    assert "s1" not in erasure.split(), "identifiers are nowhere"
+    assert "s1" not in erasure.split(), "pages must not show identifiers"
 
 
-def _nothing_for_strangers(stranger: Visitor, owned: Owned) -> None:
+def _check_other_tenant_sees_nothing(stranger: Visitor, owned: Owned) -> None:
     for path in owned.pages():
         assert stranger.get(path).status_code == 404, path
     token = stranger.token("/")
@@ -117,7 +123,7 @@ def _nothing_for_strangers(stranger: Visitor, owned: Owned) -> None:
             assert value not in text, path
 
 
-def _downloads_verify(visitor: Visitor, owned: Owned, folder: Path) -> None:
+def _check_downloads_verify(visitor: Visitor, owned: Owned, folder: Path) -> None:
     certificate = f"/certificates/{owned.certificate}"
     files = {
         "pack": f"{certificate}/pack.json",
@@ -130,12 +136,10 @@ def _downloads_verify(visitor: Visitor, owned: Owned, folder: Path) -> None:
         assert answer.status_code == 200, path
         assert answer.headers["content-disposition"].startswith("attachment;"), path
         (folder / name).write_bytes(answer.content)
-    said: list[str] = []
-    assert (
-        run_verify(**{name: folder / name for name in files}, subject="s1", as_json=True, write=said.append)
-        == 0
-    ), said
-    assert json.loads(said[0])["keys"] == "given"
+    stored: dict[str, Any] = {name: folder / name for name in files}
+    output: list[str] = []
+    assert run_verify(**stored, subject="s1", as_json=True, write=output.append) == 0, output
+    assert json.loads(output[0])["keys"] == "given"
     from_api = owned.get(f"/v1{certificate}/pack")
     assert json.loads((folder / "pack").read_text()) == from_api
     half = visitor.get("/models/toy/versions/1/checkpoint", headers={"Range": "bytes=0-9"})
@@ -143,15 +147,15 @@ def _downloads_verify(visitor: Visitor, owned: Owned, folder: Path) -> None:
     assert visitor.get("/models/toy/versions/0/checkpoint").status_code == 410
 
 
-def _figures_are_for_auditors(gateway: TestClient, services: Services) -> None:
-    """What the API shows with `audit:read` only, so does the page."""
+def _check_exact_figures_need_audit_scope(gateway: TestClient, services: Services) -> None:
+    """The page hides the same figures that the API shows only with `audit:read`."""
     scopes = set(Scope) - {Scope.ADMIN, Scope.AUDIT_READ}
     model = Visitor(gateway, services, "owner", *scopes).signed_in().get("/models/toy").text
     assert "Micro-F1" not in model
     assert "<code>audit:read</code>" in model
 
 
-def _a_broken_certificate_is_told(owned: Owned, services: Services) -> None:
+def _check_broken_certificate_is_reported(owned: Owned, services: Services) -> None:
     with services.database.writing() as session:
         found = session.get_one(Certificate, UUID(owned.certificate))
         document = json.loads(found.envelope)
@@ -163,15 +167,15 @@ def _a_broken_certificate_is_told(owned: Owned, services: Services) -> None:
     page = owned.visitor.get(f"/certificates/{owned.certificate}").text
     assert "Not verified" in page
     assert 'aria-hidden="true">✗</span>' in page
-    assert "Nothing on this page can be relied on" in page
+    assert "Do not rely on anything on this page" in page
 
 
-def _a_file_that_is_not_read_is_not_said_to_be_checked(owned: Owned, monkeypatch: pytest.MonkeyPatch) -> None:
+def _check_unread_file_is_not_reported_as_checked(owned: Owned, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(verification, "LARGEST_HASHED", 10)
+        patched.setattr(verification, "MAX_FILE_BYTES", 10)
         page = owned.visitor.get(f"/certificates/{owned.certificate}").text
     assert "not checked: the file is large" in page
     assert page.count('aria-hidden="true">✓</span>') == 7
     assert 'aria-hidden="true">–</span>' in page
     assert "about this exact file" not in page
-    assert "Verified, but for the file" in page
+    assert "Verified, except for the file" in page

@@ -1,4 +1,4 @@
-"""The dispatcher among others of its kind, on both databases."""
+"""Several dispatchers at once, clocks that jump and messages that are lost, on both databases."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -8,16 +8,17 @@ from datetime import timedelta
 from uuid import UUID
 
 import pytest
-from sqlalchemy import event, select, update
+from sqlalchemy import event, select, text, update
 
-from app.bootstrap import Services
-from app.clock import new_id
+from app.core.clock import new_id
+from app.core.queue import RqMessages
 from app.db import transitions
-from app.db.states import BatchState, JobState
+from app.db.states import BatchState, JobKind, JobState, SealReason
 from app.db.tables import Batch, BatchEvent, Job, Model, OutboxMessage, WorkerSeen
-from app.dispatcher import Dispatcher
-from app.queueing import RqMessages
-from app.silence import Beat, Silence
+from app.dispatcher.liveness import Heartbeat, HeartbeatMonitor
+from app.dispatcher.loop import Dispatcher
+from app.services import Services
+from tests import eventually
 from tests.integration.job_world import Attempt, Message, World
 
 
@@ -27,17 +28,35 @@ def world(services: Services) -> World:
 
 
 @contextmanager
-def meanwhile(act: Callable[[], object]) -> Iterator[None]:
-    """Run it in another thread during the block; it may have to wait until the block has ended."""
-    thread = ThreadPoolExecutor(1)
-    running = thread.submit(act)
-    try:
-        # PostgreSQL lets it pass or wait at a row, SQLite makes it wait for the file.
-        threading.Event().wait(0.2)
+def meanwhile(world: World, act: Callable[[], object]) -> Iterator[None]:
+    """Run `act` in another thread, and enter the block when it has ended or waits for this thread's lock.
+
+    So whatever `act` reads without a lock, it has read before the block commits.
+    """
+    database = world.services.database
+    asks_for_file = threading.Event()
+
+    def notice(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if statement == "BEGIN IMMEDIATE":  # SQLite has one lock for writers, which this thread holds
+            asks_for_file.set()
+
+    def waits_for_row() -> bool:
+        if database.is_sqlite:
+            return False
+        with database.reading() as session:
+            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid IN (SELECT pid FROM "
+            own = "pg_stat_activity WHERE datname = current_database())"
+            return bool(session.scalar(text(waiting + own)))
+
+    event.listen(database.engine, "before_cursor_execute", notice)
+    with ThreadPoolExecutor(1) as thread:
+        acting = thread.submit(act)
+        try:
+            eventually(lambda: acting.done() or asks_for_file.is_set() or waits_for_row(), every=0.005)
+        finally:
+            event.remove(database.engine, "before_cursor_execute", notice)
         yield
-    finally:
-        thread.shutdown(wait=True)
-    running.result()
+    acting.result()
 
 
 def sealed(world: World) -> Job:
@@ -55,7 +74,7 @@ def running(world: World) -> Attempt:
     sealed(world)
     world.dispatchers[0].queue_waiting_jobs()
     world.dispatchers[0].send_outbox()
-    attempt = world.claim(world.wire.messages.pop())
+    attempt = world.claim(world.queue.messages.pop())
     assert attempt is not None
     return attempt
 
@@ -72,7 +91,7 @@ def test_a_job_that_another_dispatcher_is_queueing_is_queued_once(world: World) 
         job = session.get_one(Job, job_id, with_for_update=True)
         transitions.dispatch(session, job, world.clock.wall)
         session.flush()
-        with meanwhile(world.dispatchers[1].queue_waiting_jobs):
+        with meanwhile(world, world.dispatchers[1].queue_waiting_jobs):
             session.commit()
     assert only_job(world).attempt == 1
     with world.services.database.reading() as session:
@@ -82,7 +101,7 @@ def test_a_job_that_another_dispatcher_is_queueing_is_queued_once(world: World) 
 def test_two_dispatchers_at_once_queue_every_job_once(world: World) -> None:
     with world.services.database.writing() as session:
         for _ in range(40):
-            transitions.create_job(session, "register", world.models[0], world.clock.wall)  # type: ignore[arg-type]
+            transitions.create_job(session, JobKind.REGISTER, world.models[0], world.clock.wall)
     with ThreadPoolExecutor(4) as threads:
         for done in [threads.submit(world.new_dispatcher().queue_waiting_jobs) for _ in range(4)]:
             done.result()
@@ -95,13 +114,13 @@ def test_two_dispatchers_at_once_queue_every_job_once(world: World) -> None:
 def test_an_attempt_that_writes_while_it_is_given_up_stays(world: World) -> None:
     attempt = running(world)
     world.dispatchers[0].give_up_dead_attempts()
-    for _ in range(3):  # silent for almost long enough
+    for _ in range(3):  # almost long enough
         world.clock.passes(world.services.settings.dead_after / 3 - 0.01)
         world.dispatchers[0].give_up_dead_attempts()
     world.clock.passes(1)
     with world.services.database.writing() as session:
         transitions.fence(session, attempt.job_id, attempt.token, world.clock.wall)
-        with meanwhile(world.dispatchers[0].give_up_dead_attempts):
+        with meanwhile(world, world.dispatchers[0].give_up_dead_attempts):
             session.commit()
     assert only_job(world).state == JobState.RUNNING
 
@@ -113,7 +132,7 @@ def test_a_job_that_ends_while_it_is_given_up_has_ended(world: World) -> None:
     with world.services.database.writing() as session:
         transitions.finish_job(session, attempt.job_id, attempt.token, world.clock.wall)
         session.flush()
-        with meanwhile(lambda: fall_silent(world)):
+        with meanwhile(world, lambda: fall_silent(world)):
             session.commit()
     fall_silent(world)
     assert only_job(world).state == JobState.DONE
@@ -123,9 +142,9 @@ def test_two_dispatchers_that_seal_at_once_make_one_batch(world: World) -> None:
     world.ask(0, subjects=3)
     with world.services.database.writing() as session:
         model = session.get_one(Model, world.models[0], with_for_update={"key_share": True})
-        assert transitions.seal(session, model, because="count", now=world.clock.wall) is not None
+        assert transitions.seal(session, model, because=SealReason.COUNT, now=world.clock.wall) is not None
         session.flush()
-        with meanwhile(world.dispatchers[1].seal_due):
+        with meanwhile(world, world.dispatchers[1].seal_due):
             session.commit()
     world.ask(0, subjects=3)
     world.dispatchers[1].seal_due()
@@ -137,7 +156,7 @@ def test_one_of_many_deliveries_claims(world: World) -> None:
     sealed(world)
     world.dispatchers[0].queue_waiting_jobs()
     world.dispatchers[0].send_outbox()
-    (message,) = world.wire.messages
+    (message,) = world.queue.messages
     with ThreadPoolExecutor(8) as threads:
         won = [attempt for attempt in threads.map(world.claim, [message] * 8) if attempt is not None]
     assert len(won) == 1
@@ -166,15 +185,15 @@ def test_a_dead_attempt_is_noticed_though_its_last_beat_came_from_the_future(wor
 
 def test_a_dispatcher_that_was_stopped_for_long_listens_before_it_judges() -> None:
     seconds = [0.0]
-    silence = Silence(lambda: seconds[0])
-    beat = Beat(new_id(), new_id(), World.START)
-    assert silence.longer_than(30, [beat]) == []
+    monitor = HeartbeatMonitor(lambda: seconds[0])
+    heartbeat = Heartbeat(new_id(), new_id(), World.START)
+    assert monitor.silent_for(30, [heartbeat]) == []
     seconds[0] += 3600
-    assert silence.longer_than(30, [beat]) == []
+    assert monitor.silent_for(30, [heartbeat]) == []
     for _ in range(2):
         seconds[0] += 10
-        judged = silence.longer_than(30, [beat])
-    assert judged == [beat]
+        judged = monitor.silent_for(30, [heartbeat])
+    assert judged == [heartbeat]
 
 
 def test_a_retry_planned_before_the_clock_jumped_back_is_made(world: World) -> None:
@@ -193,11 +212,11 @@ def test_a_published_batch_is_cleaned_up_however_often_that_fails(world: World) 
         world.clock.passes(transitions.LONGEST_BACKOFF.total_seconds())
         world.dispatchers[0].queue_waiting_jobs()
         world.dispatchers[0].send_outbox()
-        claimed = world.claim(world.wire.messages.pop())
+        claimed = world.claim(world.queue.messages.pop())
         assert claimed is not None
         attempt = claimed
     world.complete(attempt)
-    ((_, state),) = world.look().batches.values()
+    ((_, state),) = world.snapshot().batches.values()
     assert state == BatchState.COMPLETED
 
 
@@ -264,16 +283,16 @@ def test_a_worker_not_seen_for_a_day_is_forgotten(world: World) -> None:
 
 def test_redis_holds_a_message_until_it_is_taken_or_lost(services: Services) -> None:
     messages, job_id, token = RqMessages(services.queue), new_id(), new_id()
-    assert not messages.holds(job_id, token)
-    messages.send("worker.jobs.register", job_id, token)
-    assert messages.holds(job_id, token)
-    assert not messages.holds(job_id, new_id())
+    assert not messages.contains(job_id, token)
+    messages.send(transitions.RUN, job_id, token)
+    assert messages.contains(job_id, token)
+    assert not messages.contains(job_id, new_id())
     services.redis.rpop(services.queue.key)
-    assert not messages.holds(job_id, token), "taken by a worker that may have died"
-    messages.send("worker.jobs.register", job_id, token)
-    assert messages.holds(job_id, token)
+    assert not messages.contains(job_id, token), "taken by a worker that may have died"
+    messages.send(transitions.RUN, job_id, token)
+    assert messages.contains(job_id, token)
     services.redis.delete(services.queue.job_class.key_for(f"{job_id}_{token}"))
-    assert not messages.holds(job_id, token), "the queue names it, but its content is gone"
+    assert not messages.contains(job_id, token), "the queue names it, but its content is gone"
 
 
 def test_what_redis_lost_is_sent_again_on_the_same_attempt(services: Services) -> None:
@@ -291,7 +310,7 @@ def test_what_redis_lost_is_sent_again_on_the_same_attempt(services: Services) -
 
 
 def wants_company(world: World, smallest: int = 3, age: float = 60.0) -> None:
-    """Model 0 seals full batches of ten, or of `smallest` people after `age` seconds."""
+    """Let model 0 seal batches of ten people, or of `smallest` people after `age` seconds."""
     with world.services.database.writing() as session:
         model = session.get_one(Model, world.models[0])
         policy = {"batch_subjects": 10, "min_batch_subjects": smallest, "batch_age_seconds": age}

@@ -1,4 +1,4 @@
-"""Register → erase → solve → certify → publish → download → verify, on real parts."""
+"""Register → erase → solve → certify → publish → download → verify, with real components."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from app.bootstrap import Services
-from certificate.cli import run_verify
+from app.services import Services
+from lethe.certificate.cli import run_verify
 from tests.integration.harness import System, create_model
 
 pytestmark = pytest.mark.slow
@@ -58,7 +58,7 @@ def test_an_erasure_ends_in_a_certificate_that_verifies_offline(
     assert json.loads("".join(lines))["verified"] is True
 
 
-def test_subjects_without_rows_complete_without_a_new_version(
+def test_people_without_rows_complete_without_a_new_version(
     gateway: TestClient, admin: Headers, system: System
 ) -> None:
     create_model(gateway, admin)
@@ -71,7 +71,7 @@ def test_subjects_without_rows_complete_without_a_new_version(
     assert [v["number"] for v in _get(gateway, "/v1/models/toy/versions", admin)] == [0]
 
 
-def test_after_completion_no_identifier_no_old_part_and_no_old_checkpoint_is_left(
+def test_after_completion_no_identifier_old_part_or_old_weights_are_left(
     gateway: TestClient, admin: Headers, system: System, services: Services
 ) -> None:
     create_model(gateway, admin)

@@ -1,4 +1,4 @@
-"""Intake: idempotent, all or nothing, answered only after the commit; withdrawal, deadlines, filters."""
+"""Erasure requests: idempotent, all or nothing, answered after the commit. Withdrawal, deadlines, filters."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,15 +11,15 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 from sqlalchemy.exc import DataError
 
-from app.access.scopes import Scope
-from app.bootstrap import Services
-from app.clock import now
+from app.core.clock import now
 from app.db.tables import Erasure, Model, Task, TaskSubject
-from app.erasures import intake, recording
-from app.erasures.intake import Intake
-from app.erasures.schemas import ErasureRequest
-from app.erasures.service import prepare
-from app.errors import ServiceError, Unavailable
+from app.gateway.auth.scopes import Scope
+from app.gateway.erasures import group_commit, recording
+from app.gateway.erasures.group_commit import GroupCommit
+from app.gateway.erasures.schemas import ErasureRequest
+from app.gateway.erasures.service import prepare
+from app.gateway.errors import ServiceError, Unavailable
+from app.services import Services
 from tests.integration.harness import MANIFEST, key_for
 
 Headers = dict[str, str]
@@ -202,7 +202,7 @@ def test_a_broken_bulk_leaves_nothing(
 
 def _prepared(
     services: Services, tenant: UUID, key: str | None = None, subject: str = "a"
-) -> recording.Prepared:
+) -> recording.PreparedErasure:
     request = ErasureRequest(subjects=[subject])
     return prepare(services.vault, tenant, request, request.subjects, key)
 
@@ -242,18 +242,18 @@ def test_one_request_the_database_refuses_does_not_spoil_its_neighbours(
     services: Services, tenant: UUID, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = [_prepared(services, tenant) for _ in range(5)]
-    poisoned = group[2].erasure["id"]
-    insert = recording._insert
+    poisoned = group[2].id
+    insert = recording.insert_erasures
 
-    def refusing(session: Any, fresh: Any) -> None:
-        insert(session, fresh)
-        if any(entry.prepared.erasure["id"] == poisoned for entry in fresh):
+    def refusing(session: Any, requests: Any) -> None:
+        insert(session, requests)
+        if any(prepared.id == poisoned for prepared, _ in requests):
             raise DataError("INSERT", {}, Exception("refused"))
 
-    monkeypatch.setattr(recording, "_insert", refusing)
+    monkeypatch.setattr(recording, "insert_erasures", refusing)
 
     async def run() -> list[Any]:
-        async with Intake(services) as door:
+        async with GroupCommit(services) as door:
             return await asyncio.gather(*(door.submit(p) for p in group), return_exceptions=True)
 
     outcomes = asyncio.run(run())
@@ -263,10 +263,10 @@ def test_one_request_the_database_refuses_does_not_spoil_its_neighbours(
 
 
 def test_a_full_queue_says_so(services: Services, tenant: UUID, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "MOST_WAITING", 3)
+    monkeypatch.setattr(group_commit, "MAX_WAITING", 3)
 
     async def run() -> list[Any]:
-        async with Intake(services) as door:
+        async with GroupCommit(services) as door:
             waiting = [door.submit(_prepared(services, tenant)) for _ in range(20)]
             return await asyncio.gather(*waiting, return_exceptions=True)
 
@@ -282,7 +282,7 @@ def test_a_full_queue_says_so(services: Services, tenant: UUID, monkeypatch: pyt
 
 def test_whoever_was_let_in_is_recorded_even_if_the_caller_leaves(services: Services, tenant: UUID) -> None:
     async def run() -> None:
-        async with Intake(services) as door:
+        async with GroupCommit(services) as door:
             waiting = [asyncio.create_task(door.submit(_prepared(services, tenant))) for _ in range(4)]
             await asyncio.sleep(0)
             waiting[1].cancel()

@@ -1,4 +1,4 @@
-"""Following a batch: so many at a time, page by page, as long as the key is good."""
+"""Event streams of batches: limited in number, read page by page, ended when the key is revoked."""
 
 import asyncio
 import secrets
@@ -9,16 +9,17 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, update
 
-from app import streams
-from app.access import service as access
-from app.access.scopes import Scope
-from app.batches import endpoints
-from app.bootstrap import Services
 from app.db.states import BatchState
 from app.db.tables import Batch, BatchEvent
-from app.main import create_app
-from app.serving import Drain
-from app.streams import Stream, Streams, Watched
+from app.gateway import event_stream
+from app.gateway.auth import service as access
+from app.gateway.auth.caller import CallerCache
+from app.gateway.auth.scopes import Scope
+from app.gateway.batches import endpoints
+from app.gateway.event_stream import EventStream, Listener, StreamLimit
+from app.gateway.main import create_app
+from app.gateway.server import DrainState
+from app.services import Services
 from tests.integration.harness import key_for
 from tests.integration.job_world import World
 
@@ -37,13 +38,13 @@ def _ended_batch(services: Services, events: int) -> Batch:
 def test_events_come_page_by_page_to_the_last(
     gateway: TestClient, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoints, "EVENTS_AT_ONCE", 3)
+    monkeypatch.setattr(endpoints, "EVENTS_PER_POLL", 3)
     monkeypatch.setattr(endpoints, "POLL_SECONDS", 0.01)
     batch = _ended_batch(services, events=8)
     headers = key_for(services, "tenant", Scope.ADMIN)
     shown = gateway.get(f"/v1/batches/{batch.id}/events", headers=headers).text
     assert shown.count("event: progress") == 8
-    assert len(endpoints._look(services, batch.id, 0)[0]) == 3
+    assert len(endpoints.poll_events(services, batch.id, 0)[0]) == 3
 
 
 def test_too_many_streams_are_told_to_come_back(
@@ -51,14 +52,14 @@ def test_too_many_streams_are_told_to_come_back(
 ) -> None:
     batch = _ended_batch(services, events=1)
     headers = key_for(services, "tenant", Scope.ADMIN)
-    monkeypatch.setattr("app.main.Streams", lambda: Streams(most=0))
+    monkeypatch.setattr("app.gateway.main.StreamLimit", lambda: StreamLimit(maximum=0))
     with TestClient(create_app(settings)) as gateway:
         answer = gateway.get(f"/v1/batches/{batch.id}/events", headers=headers)
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "10")
 
 
 def test_a_stream_counts_until_it_ends_however_it_ends() -> None:
-    counted = Streams()
+    counted = StreamLimit()
 
     async def broken() -> Any:
         assert counted.open == 1
@@ -71,7 +72,7 @@ def test_a_stream_counts_until_it_ends_however_it_ends() -> None:
 
     scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
     with pytest.raises(RuntimeError):
-        asyncio.run(Stream(counted, broken())(scope, nothing, nothing))
+        asyncio.run(EventStream(counted, broken())(scope, nothing, nothing))
     assert counted.open == 0
 
 
@@ -85,27 +86,28 @@ def test_a_stream_ends_soon_after_its_key_is_revoked(
     async def connected() -> bool:
         return False
 
+    callers = CallerCache()
     request: Any = SimpleNamespace(
         headers={"authorization": f"Bearer {made.secret}"},
-        state=SimpleNamespace(services=services, drain=Drain()),
+        state=SimpleNamespace(services=services, callers=callers, drain=DrainState()),
         is_disconnected=connected,
     )
-    watched = Watched(request)
-    monkeypatch.setattr(streams, "RECHECK_SECONDS", 0.0)
-    assert asyncio.run(watched.goes_on())
+    listener = Listener(request)
+    monkeypatch.setattr(event_stream, "RECHECK_SECONDS", 0.0)
+    assert asyncio.run(listener.is_active())
     with services.database.writing() as session:
         access.revoke_key(session, made.record.id)
-    services.callers.forget(made.record.id)
-    assert not asyncio.run(watched.goes_on())
+    callers.forget(made.record.id)
+    assert not asyncio.run(listener.is_active())
 
 
 def test_a_stream_ends_when_its_gateway_closes() -> None:
     async def connected() -> bool:
         return False
 
-    drain = Drain(linger=0.0)
+    drain = DrainState(linger=0.0)
     request: Any = SimpleNamespace(state=SimpleNamespace(drain=drain), is_disconnected=connected)
-    watched = Watched(request)
-    assert asyncio.run(watched.goes_on())
-    drain.begin()
-    assert not asyncio.run(watched.goes_on())
+    listener = Listener(request)
+    assert asyncio.run(listener.is_active())
+    drain.start()
+    assert not asyncio.run(listener.is_active())

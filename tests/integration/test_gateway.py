@@ -1,17 +1,19 @@
-"""The habits every answer shares: problems, request ids, limits, readiness, metrics."""
+"""What all endpoints share: problem documents, request ids, limits, readiness, metrics."""
 
 import json
+import re
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from app.bootstrap import Services
-from app.clock import new_id, now
+from app.core.clock import new_id, now
+from app.core.settings import Settings
+from app.core.storage import Storage, Stored
 from app.db.tables import ApiKey, LogHead, Tenant, WorkerSeen
-from app.main import create_app
-from app.settings import Settings
-from app.storage import Storage, Stored
+from app.gateway.main import create_app
+from app.services import Services
 
 
 def test_it_is_ready_only_when_a_worker_was_seen(gateway: TestClient, services: Services) -> None:
@@ -79,6 +81,30 @@ def test_a_problem_points_into_what_we_describe(gateway: TestClient, admin: dict
     assert gateway.get("/v1/models?limit=x", headers=admin).json()["errors"][0]["at"] == "query/limit"
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "detail"),
+    [
+        ("/v1/erasures", {}, "body/subjects: is required"),
+        ("/v1/erasures", {"subjects": []}, "body/subjects: must have at least 1 item"),
+        ("/v1/erasures", {"subjects": ["a" * 257]}, "body/subjects/0: must have at most 256 characters"),
+        ("/v1/erasures", {"subjects": "a"}, "body/subjects: must be a list"),
+        (
+            "/v1/erasures",
+            {"subjects": ["a"], "received_at": "2027-01-31T09:00:00"},
+            "body/received_at: must include a time zone",
+        ),
+        ("/v1/erasures", [], "body: must be an object"),
+        ("/v1/webhooks", {"url": 1}, "body/url: must be a string"),
+        ("/v1/api-keys", {"name": "", "scopes": ["admin"]}, "body/name: must have at least 1 character"),
+    ],
+)
+def test_validation_problems_are_in_plain_english(
+    gateway: TestClient, admin: dict[str, str], path: str, body: Any, detail: str
+) -> None:
+    answer = gateway.post(path, json=body, headers=admin)
+    assert (answer.status_code, answer.json()["detail"]) == (422, detail)
+
+
 def test_malformed_json_is_a_problem(gateway: TestClient, admin: dict[str, str]) -> None:
     answer = gateway.post(
         "/v1/erasures", content=b"{nope", headers=admin | {"Content-Type": "application/json"}
@@ -116,7 +142,7 @@ def test_an_unexpected_error_tells_nothing(
     def burst(*_: object) -> None:
         raise RuntimeError("canary-person")
 
-    monkeypatch.setattr("app.models.service.shown", burst)
+    monkeypatch.setattr("app.gateway.models.service.describe_models", burst)
     body = {
         "name": "m",
         "manifest": {
@@ -150,7 +176,21 @@ def test_only_bulk_erasures_may_be_as_long_as_a_file(settings: Settings, method:
 
 
 def test_the_description_loads_nothing_from_elsewhere(gateway: TestClient) -> None:
-    assert [gateway.get(path).status_code for path in ("/docs", "/redoc", "/openapi.json")] == [404, 404, 200]
+    assert [gateway.get(path).status_code for path in ("/docs", "/redoc", "/openapi.json")] == [200, 404, 200]
+    page = gateway.get("/docs")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self';" in policy
+    assert "unsafe" not in policy
+    loaded = re.findall(r'(?:src|href)="(/docs/[^"]+)"', page.text)
+    assert len(loaded) == 4
+    assert re.findall(r'(?:src|href)="(?!/)', page.text) == [], "no other site is named"
+    for path in loaded:
+        answer = gateway.get(path)
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+        assert gateway.get(path.partition("?")[0]).headers["cache-control"] == "no-cache"
+    assert gateway.get("/docs/nothing.js").status_code == 404
 
 
 def test_readiness_does_not_write_each_time(gateway: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +219,7 @@ def test_whoever_was_slower_gets_a_conflict(
             session.add(ApiKey(tenant_id=new_id(), name="x", digest=b"x", scopes=[]))
 
     for failure, status in ((taken, 409), (broken, 500)):
-        monkeypatch.setattr("app.certificates.service.get", failure)
+        monkeypatch.setattr("app.gateway.certificates.service.get", failure)
         answer = gateway.get(f"/v1/certificates/{new_id()}", headers=admin)
         assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
 
@@ -189,5 +229,5 @@ def test_the_checkpoint_of_an_empty_log_is_not_found(
 ) -> None:
     assert gateway.get("/v1/log/checkpoint", headers=admin).status_code == 404
     with services.database.writing() as session:
-        session.add(LogHead(id=1, size=0, note=""))
+        session.add(LogHead(id=1, size=0, tree_head=""))
     assert gateway.get("/v1/log/checkpoint", headers=admin).status_code == 404

@@ -1,4 +1,4 @@
-"""Whoever reads the whole database, and guesses identifiers, learns nothing without the deployment key."""
+"""Guessing identifiers with the whole database in hand reveals nothing without the deployment key."""
 
 import base64
 import hashlib
@@ -11,11 +11,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 
-from app.bootstrap import Services
 from app.db.tables import TaskSubject
 from app.db.types import Base
-from certificate.commitment import bind_request, subject_digest
-from certificate.merkle import leaf_hash
+from app.services import Services
+from lethe.certificate.commitment import bind_request, subject_digest
+from lethe.certificate.merkle import leaf_hash
 from tests.integration.harness import MANIFEST, parquet
 from tests.integration.model_api import Api, Headers, work
 
@@ -24,12 +24,12 @@ CANDIDATES = [f"person-{number}@example.org" for number in range(1000)]
 TWENTY_WITH_ROWS = PEOPLE[:20]
 HEX = re.compile(rb"[0-9a-f]{32,}")
 BASE64 = re.compile(rb"[A-Za-z0-9+/]{40,}={0,2}")
-SHORT = 80  # values that may hold a salt beside something else
+SHORT = 80  # the longest values that may contain a salt next to something else
 
 
 @pytest.fixture
 def asked(gateway: TestClient, admin: Headers, services: Services) -> Api:
-    """Forty people ask, twenty of whom have rows."""
+    """Forty people ask to be erased. Twenty of them have rows."""
     api = Api(gateway, admin)
     api.create(policy=MANIFEST["policy"] | {"batch_subjects": 40, "suppression_list": True})
     generator = np.random.default_rng(5)
@@ -44,7 +44,7 @@ def asked(gateway: TestClient, admin: Headers, services: Services) -> Api:
 
 
 def dump(services: Services) -> list[bytes]:
-    """Every value of every column of every table."""
+    """Return every value of every column of every table."""
     with services.database.reading() as session:
         values = [
             value
@@ -80,7 +80,7 @@ def recovered(values: Iterable[bytes]) -> set[str]:
 
 
 def _prefix(salt: bytes) -> "hashlib._Hash":
-    """The part of the public formula that candidates have in common, hashed once."""
+    """Hash the part of the public formula that all candidates share."""
     domain = b"urn:lethe:commitment:subject:v1"
     return hashlib.sha256(len(domain).to_bytes(8, "big") + domain + (16).to_bytes(8, "big") + salt)
 
@@ -93,7 +93,7 @@ def _commitment(prefix: "hashlib._Hash", candidate: str) -> bytes:
 
 
 def _unfolded(values: Iterable[bytes]) -> Iterator[bytes]:
-    """Values, and what is written in them in hexadecimal or base64, to any depth."""
+    """Return the values, and what they contain in hexadecimal or base64, to any depth."""
     for value in values:
         yield value
         yield from (bytes.fromhex(h.decode()) for h in HEX.findall(value) if len(h) % 2 == 0)
@@ -105,7 +105,7 @@ def _unfolded(values: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _windows(value: bytes, length: int) -> Iterator[bytes]:
-    """The value itself; or what a salt or a digest beside a nonce or a tag could be."""
+    """Return the value, and every part of it that could be a salt or digest next to a nonce or tag."""
     if length <= len(value) <= SHORT:
         starts = {0, 12, 16, len(value) - length, len(value) - length - 16}
         yield from (value[start : start + length] for start in starts if 0 <= start <= len(value) - length)
@@ -115,11 +115,12 @@ def in_the_clear(services: Services) -> None:
     """Store salts and statements as an earlier version did."""
     with services.database.writing() as session:
         for row in session.scalars(select(TaskSubject)):
-            place = {"task_id": row.task_id, "ordinal": row.ordinal}
+            task_id, ordinal = row.task_id, row.ordinal
             assert row.salt is not None
-            row.salt = bytes.fromhex(services.vault.open_salt(row.salt, **place))
+            opened = services.vault.open_salt(row.salt, task_id=task_id, ordinal=ordinal)
+            row.salt = bytes.fromhex(opened)
             if row.no_data is not None:
-                row.no_data = services.vault.open_statement(row.no_data, **place)
+                row.no_data = services.vault.open_statement(row.no_data, task_id=task_id, ordinal=ordinal)
 
 
 def test_no_guess_can_be_tested_against_the_database(asked: Api, services: Services) -> None:
@@ -129,13 +130,13 @@ def test_no_guess_can_be_tested_against_the_database(asked: Api, services: Servi
         rows = session.scalars(select(TaskSubject)).all()
     assert sum(row.no_data is not None for row in rows) == 20
     assert sum(row.leaf is not None for row in rows) == 20
-    assert recovered(dump(services)) == set(), "while receipts can be had"
+    assert recovered(dump(services)) == set(), "while receipts can be fetched"
     in_the_clear(services)
     assert recovered(dump(services)) == set(PEOPLE), "the attack reads what is not encrypted"
 
 
 def test_statements_alone_would_give_away_whom_they_are_about(asked: Api, services: Services) -> None:
-    """Also where only the signed statement is in the clear, and nothing beside it."""
+    """Also if only the signed statement is unencrypted, and nothing else."""
     work(services)
     with services.database.reading() as session:
         rows = session.scalars(select(TaskSubject).where(TaskSubject.no_data.is_not(None))).all()
@@ -148,7 +149,7 @@ def test_statements_alone_would_give_away_whom_they_are_about(asked: Api, servic
 
 
 def test_a_leaf_cannot_be_tested_without_its_salt(asked: Api, services: Services) -> None:
-    """With the salt it could: leaf and request id stay when salt and commitment are destroyed."""
+    """With the salt it could, because leaf and request id remain when salt and commitment are destroyed."""
     work(services)
     where = asked.gateway.get("/v1/erasures", headers=asked.headers).json()["items"][0]["id"]
     with services.database.reading() as session:

@@ -1,4 +1,4 @@
-"""The exits of a held or failed batch: approve, discard, retry; and the ledger that follows."""
+"""What can follow a batch that is on hold or failed: approve, discard or retry, and the ledger afterwards."""
 
 from pathlib import Path
 from typing import Any
@@ -7,18 +7,19 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from app.bootstrap import Services
-from app.clock import new_id, now
+from app.core.clock import new_id, now
 from app.db import transitions
-from app.db.states import JobKind, JobState
+from app.db.states import FailureCause, JobKind, JobState
 from app.db.tables import Job
-from certificate.cli import run_verify
-from tests.integration.harness import dataset
+from app.services import Services
+from lethe.certificate.cli import run_verify
+from tests.integration.harness import UNREACHABLE, dataset
 from tests.integration.model_api import Api, Headers, registered, work
+from worker.batch.publish import publish
+from worker.context import JobContext
 from worker.engine import noise
-from worker.pipeline import run
-from worker.pipeline.context import Context
 
+PUBLISH = "worker.batch.run.publish"
 STRICT = {"quality_gate": {"max_f1_drop": 0.0, "max_loss_rise": 0.0}}
 
 
@@ -28,9 +29,9 @@ def api(gateway: TestClient, admin: Headers) -> Api:
 
 
 def _held(api: Api, services: Services, **policy: Any) -> tuple[Api, str]:
-    """A model whose policy no noise of this size can meet, and its held batch."""
+    """A model whose quality gate holds every release, and its held batch."""
     ready = registered(api, services)
-    ready.call("PATCH", "/toy", 200, json={"policy": STRICT | {"target_distance": 50.0} | policy})
+    ready.call("PATCH", "/toy", 200, json={"policy": {"quality_gate": UNREACHABLE} | policy})
     ready.erase("s1", "s2")
     work(services)
     (batch,) = [b for b in _get(ready, "/v1/batches")["items"] if b["state"] == "held"]
@@ -73,6 +74,18 @@ def test_approving_publishes_exactly_the_draw_that_was_held(
     download = api.gateway.get("/v1/models/toy/versions/1/checkpoint", headers=api.headers).content
     assert download in held.values()
     assert _verifies(ready, shown["certificate_id"], download, tmp_path) == 0
+
+
+def test_outcomes_are_told_only_once_the_version_is_published_and_purged(
+    api: Api, services: Services
+) -> None:
+    ready, batch_id = _held(api, services)
+    (erasure,) = _get(ready, "/v1/erasures")["items"]
+    assert erasure["tasks"][0]["outcomes"] == {}
+    _post(ready, f"/v1/batches/{batch_id}/approve")
+    work(services)
+    (erasure,) = _get(ready, "/v1/erasures")["items"]
+    assert erasure["tasks"][0]["outcomes"] == {"erased": 2}
 
 
 def test_discarding_destroys_the_draw_and_counts_it(api: Api, services: Services, tmp_path: Path) -> None:
@@ -126,14 +139,14 @@ def test_a_spent_budget_holds_the_batch_until_it_may_retrain(
     assert _verifies(ready, shown["certificate_id"], download, tmp_path) == 0
 
 
-def test_a_draw_that_was_looked_at_is_never_drawn_again(
+def test_a_scored_draw_is_never_drawn_again(
     api: Api, services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An attempt that dies between looking and publishing leaves its draw to the next one."""
+    """An attempt that dies between scoring and publishing leaves its draw to the next one."""
     ready = registered(api, services)
     ready.erase("s1", "s2")
     draws: list[int] = []
-    real_noised, real_publish = noise.noised, run.publish
+    real_noised = noise.noised
 
     def counted(w: Any, **scale: float) -> Any:
         draws.append(len(w))
@@ -143,12 +156,12 @@ def test_a_draw_that_was_looked_at_is_never_drawn_again(
         raise RuntimeError("killed")
 
     monkeypatch.setattr(noise, "noised", counted)
-    monkeypatch.setattr(run, "publish", dying)
+    monkeypatch.setattr(PUBLISH, dying)
     with pytest.raises(RuntimeError, match="killed"):
         work(services)
     kept = {path: b"".join(services.storage.read(path)) for path in _draw(services)}
     _give_up(services, max_attempts=5)
-    monkeypatch.setattr(run, "publish", real_publish)
+    monkeypatch.setattr(PUBLISH, publish)
     work(services)
 
     (batch,) = _get(ready, "/v1/batches")["items"]
@@ -163,16 +176,15 @@ def test_a_draw_that_cannot_be_published_waits_for_its_owner(
 ) -> None:
     ready = registered(api, services)
     ready.erase("s1", "s2")
-    real_publish = run.publish
 
     def dying(*_: Any) -> None:
         raise RuntimeError("killed")
 
-    monkeypatch.setattr(run, "publish", dying)
+    monkeypatch.setattr(PUBLISH, dying)
     with pytest.raises(RuntimeError):
         work(services)
     _give_up(services, max_attempts=1)
-    monkeypatch.setattr(run, "publish", real_publish)
+    monkeypatch.setattr(PUBLISH, publish)
     (batch,) = _get(ready, "/v1/batches")["items"]
     assert (batch["state"], batch["held_reason"]) == ("held", "unpublished")
     _post(ready, f"/v1/batches/{batch['id']}/discard")
@@ -184,12 +196,18 @@ def _give_up(services: Services, *, max_attempts: int) -> None:
     with services.database.writing() as session:
         job = session.scalars(select(Job).where(Job.state == JobState.RUNNING)).one()
         transitions.attempt_failed(
-            session, job, error="killed", now=now(), max_attempts=max_attempts, backoff=0.0
+            session,
+            job,
+            cause=FailureCause.UNEXPECTED,
+            error="killed",
+            now=now(),
+            max_attempts=max_attempts,
+            backoff=0.0,
         )
 
 
-def test_a_retraining_is_never_gated(api: Api, services: Services) -> None:
-    """It is a function of the retained rows alone; comparing it with the version before would end that."""
+def test_a_retraining_is_not_compared_with_the_previous_version(api: Api, services: Services) -> None:
+    """It is a function of the retained rows alone, and a comparison would change that."""
     ready = registered(api, services)
     strict = STRICT | {"target_distance": 1.0, "method": "retrain"}
     ready.call("PATCH", "/toy", 200, json={"policy": strict})
@@ -200,7 +218,7 @@ def test_a_retraining_is_never_gated(api: Api, services: Services) -> None:
 
 
 def test_parts_keep_their_order_when_they_are_rewritten(api: Api, services: Services) -> None:
-    """What is retrained must not depend on who was erased: the rows stand where they stood."""
+    """A retrained model must not depend on who was erased, so the other rows keep their order."""
     api.create()
     for number in range(3):
         api.put(f"dataset/part{number}", dataset(rows=30, seed=number))
@@ -210,12 +228,12 @@ def test_parts_keep_their_order_when_they_are_rewritten(api: Api, services: Serv
     work(services)
     with services.database.reading() as session:
         job = session.scalars(select(Job).where(Job.kind == JobKind.UNLEARN)).one()
-    context = Context.load(services, job.id, new_id())
+    context = JobContext.load(services, job.id, new_id())
     assert [part.name for part in context.parts()] == ["part0", "part1", "part2"]
 
 
-def test_a_trace_with_hidden_drops_is_evidence_all_the_same(api: Api, services: Services) -> None:
-    """Near the end ρ is not a number: rounding hides the drop it divides."""
+def test_a_trace_with_undefined_ratios_is_valid_evidence(api: Api, services: Services) -> None:
+    """Near the end ρ is NaN, because rounding hides the decrease it divides by."""
     ready = registered(api, services)
     ready.call("PATCH", "/toy", 200, json={"policy": {"target_distance": 1e-10}})
     ready.erase("s1", "s2")

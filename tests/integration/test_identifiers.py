@@ -1,4 +1,4 @@
-"""Identifiers are matched exactly after Unicode normalisation; what nearly matches is told to the tenant."""
+"""Identifiers are matched exactly after Unicode normalisation. The tenant is told about near matches."""
 
 import json
 from typing import Any
@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from app.bootstrap import Services
-from certificate.commitment import IDENTIFIER_RULE_IN_WORDS
-from certificate.envelope import from_base64, parse
-from certificate.keys import KeySet
-from certificate.receipt import Receipt, verify_no_data_receipt, verify_receipt
+from app.services import Services
+from lethe.certificate.commitment import IDENTIFIER_RULE_IN_WORDS
+from lethe.certificate.envelope import from_base64, parse
+from lethe.certificate.keys import KeySet
+from lethe.certificate.receipt import Receipt, verify_no_data_receipt, verify_receipt
 from tests.integration.dashboard import Visitor
 from tests.integration.harness import MANIFEST, dataset, parquet
 from tests.integration.model_api import Api, Headers, newest_statement, subjects_held, work
@@ -24,7 +24,7 @@ TWO = (
 
 
 def rows_of(*subjects: str, seed: int = 3) -> bytes:
-    """Three rows for each, one of each class."""
+    """Three rows for each person, one of each class."""
     features = np.random.default_rng(seed).normal(size=(3 * len(subjects), 6)) / 4
     labels = np.arange(3 * len(subjects)) % 3
     return parquet([subject for subject in subjects for _ in range(3)], labels, features)
@@ -122,7 +122,7 @@ def test_near_matches_are_told_to_the_tenant_and_to_nobody_else(
     (task,) = get(api, erasure)["tasks"]
     assert task["outcomes"] == {"erased": 1, "not_in_training_set": 1}
     assert (task["near_matches"], task["notice"]) == (2, TWO)
-    assert {"alice", "ALICE\u200b"} <= subjects_held(services)["part1"], "nobody is erased by resemblance"
+    assert {"alice", "ALICE\u200b"} <= subjects_held(services)["part1"], "near matches are not erased"
     page = visitor.get(f"/erasures/{erasure['id']}").text
     assert TWO.replace("'", "&#39;") in page
     assert IDENTIFIER_RULE_IN_WORDS in page
@@ -164,7 +164,7 @@ def test_suspicious_identifiers_are_taken_as_they_are_and_warned_about(
     assert first.json()["warnings"] == [
         "2 identifiers begin or end with white space (the first is number 2 of the request). "
         "They are compared as sent.",
-        "1 identifier holds control or zero-width characters (number 3 of the request). "
+        "1 identifier contains control or zero-width characters (number 3 of the request). "
         "It is compared as sent.",
     ]
     assert gateway.post("/v1/erasures", json=body, headers=headers).content == first.content

@@ -1,98 +1,89 @@
-"""Groups: replays of what is stored, and how much may wait."""
+"""The short way of erasure requests gives the same answers as the endpoint behind it."""
 
-import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from fastapi.testclient import TestClient
 
-from app.bootstrap import Services
-from app.db.states import ModelState
-from app.db.tables import Erasure, Model
-from app.erasures import intake, recording
-from app.erasures.intake import Intake
-from app.erasures.recording import Answer, Prepared, record_group
-from app.erasures.schemas import ErasureRequest
-from app.erasures.service import prepare
-from app.errors import IdempotencyMismatch, InvalidRequest, Unavailable
-from tests.integration.job_world import World
+from app.core.settings import Settings
+from app.gateway.auth.scopes import Scope
+from app.gateway.erasures import intake
+from app.gateway.main import create_app
+from app.services import Services
+from tests.integration.harness import key_for
+
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+OWN = ("id", "completed_at", "received_at", "due_at", "instance")  # differ from one request to the next
+GOOD = b'{"subjects": ["a"], "reference": "case-1"}'
 
 
 @pytest.fixture
-def world(services: Services) -> World:
-    return World(services)
+def gateways(settings: Settings, services: Services) -> Iterator[tuple[TestClient, TestClient]]:
+    """One gateway with the short way, and one without."""
+    short, long = create_app(settings), create_app(settings)
+    intake.remove(long)
+    with TestClient(short) as with_it, TestClient(long) as without:
+        yield with_it, without
 
 
-def _prepared(
-    world: World, key: str | None = None, *subjects: str, models: list[str] | None = None
-) -> Prepared:
-    request = ErasureRequest(subjects=list(subjects) or ["a"], models=models)
-    return prepare(world.services.vault, world.tenant, request, request.subjects, key)
+@pytest.mark.parametrize(
+    ("content", "headers"),
+    [
+        (GOOD, {}),
+        (GOOD, {"Idempotency-Key": "k"}),
+        (GOOD, {"Idempotency-Key": "a\x7fb"}),
+        (GOOD, {"Idempotency-Key": "x" * 256}),
+        (GOOD, {"Content-Type": "text/plain"}),
+        (GOOD, {"Content-Type": "application/json; charset=utf-8"}),
+        (GOOD, {"Authorization": "Bearer nobody"}),
+        (GOOD, {"Authorization": ""}),
+        (b"", {}),
+        (b"{", {}),
+        (b'{"subjects": []}', {}),
+        (b'{"subjects": ["a"], "more": 1}', {}),
+        (b'{"subjects": ["\\ud800"]}', {}),
+        (b'{"subjects": ["a", "a", "b "]}', {}),
+        (b'{"subjects": ["a"], "models": ["nowhere"]}', {}),
+        (b'{"subjects": ["a"], "received_at": "2001-01-01T00:00:00Z"}', {}),
+        (b'{"subjects": ["a"], "received_at": "2001-01-01"}', {}),
+        (('{"subjects": [' + ",".join(f'"{n}"' for n in range(51)) + "]}").encode(), {}),
+    ],
+)
+def test_both_ways_answer_alike(
+    gateways: tuple[TestClient, TestClient], services: Services, content: bytes, headers: dict[str, str]
+) -> None:
+    usual = key_for(services, "tenant", Scope.ERASURES_WRITE) | {"Content-Type": "application/json"}
+    answers = []
+    for number, gateway in enumerate(gateways):
+        gateway.post("/v1/erasures", content=GOOD, headers=usual)  # the key is known from now on
+        own_key = {"Idempotency-Key": f"{number}"} if headers.get("Idempotency-Key") == "k" else {}
+        answer = gateway.post("/v1/erasures", content=content, headers=usual | headers | own_key)
+        answers.append((answer.status_code, answer.headers["content-type"], _without_own(answer.json())))
+    assert answers[0] == answers[1]
 
 
-def _record(world: World, *group: Prepared) -> list[Any]:
-    return list(record_group(world.services.database, group))
+def test_a_key_without_the_scope_is_refused_on_both_ways(
+    gateways: tuple[TestClient, TestClient], services: Services
+) -> None:
+    reader = key_for(services, "tenant", Scope.ERASURES_READ)
+    for gateway in gateways:
+        gateway.get("/v1/erasures", headers=reader)  # the key is known from now on
+        assert gateway.post("/v1/erasures", json={"subjects": ["a"]}, headers=reader).status_code == 403
 
 
-def test_a_replay_behind_a_mismatch_is_still_a_replay(world: World) -> None:
-    (first,) = _record(world, _prepared(world, "k", "a"))
-    strange, again, same_strange = _record(
-        world, _prepared(world, "k", "b"), _prepared(world, "k", "a"), _prepared(world, "k", "b")
-    )
-    assert isinstance(strange, IdempotencyMismatch)
-    assert isinstance(same_strange, IdempotencyMismatch), "it equals its leader, which was never recorded"
-    assert (again.replayed, again.body, again.location) == (True, first.body, first.location)
+def test_a_replay_and_the_metrics_name_the_endpoint(
+    gateways: tuple[TestClient, TestClient], services: Services
+) -> None:
+    short, _ = gateways
+    headers = key_for(services, "tenant", Scope.ADMIN) | {"Idempotency-Key": "k"}
+    first, again = (short.post("/v1/erasures", json={"subjects": ["a"]}, headers=headers) for _ in range(2))
+    assert (first.status_code, again.status_code, first.text) == (202, 202, again.text)
+    assert (first.headers.get("Idempotent-Replayed"), again.headers["Idempotent-Replayed"]) == (None, "true")
+    assert first.headers["Location"] == f"/v1/erasures/{first.json()['id']}"
+    counted = 'lethe_http_requests_total{method="POST",route="/v1/erasures",status="202"} 2.0'
+    assert counted in short.get("/metrics").text
 
 
-def test_a_sound_request_behind_an_unsound_one_is_recorded(world: World) -> None:
-    unsound, sound = _record(world, _prepared(world, "k", models=["nowhere"]), _prepared(world, "k"))
-    assert isinstance(unsound, InvalidRequest)
-    assert isinstance(sound, Answer)
-    with world.services.database.reading() as session:
-        assert len(session.scalars(select(Erasure)).all()) == 1
-
-
-def test_a_replay_is_answered_though_its_model_is_retired(world: World) -> None:
-    (first,) = _record(world, _prepared(world, "k", models=["m0"]))
-    with world.services.database.writing() as session:
-        session.execute(update(Model).where(Model.id == world.models[0]).values(state=ModelState.RETIRED))
-    (again,) = _record(world, _prepared(world, "k", models=["m0"]))
-    assert (again.replayed, again.body) == (True, first.body)
-
-
-def test_what_may_wait_is_counted_in_rows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten subjects in two models are twenty rows; that there are two is known from the first request."""
-    monkeypatch.setattr(intake, "MOST_ROWS_WAITING", 50)
-    ten = [str(n) for n in range(10)]
-
-    async def run() -> list[Any]:
-        async with Intake(world.services) as door:
-            await door.submit(_prepared(world))
-            waiting = [door.submit(_prepared(world, None, *ten)) for _ in range(4)]
-            first = await asyncio.gather(*waiting, return_exceptions=True)
-            alone = _prepared(world, None, *(str(n) for n in range(100)))
-            return [*first, await door.submit(alone)]
-
-    kinds = [type(outcome) for outcome in asyncio.run(run())]
-    assert kinds == [Answer, Answer, Unavailable, Unavailable, Answer]
-
-
-def test_a_group_is_bounded_by_its_rows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "MOST_ROWS_IN_GROUP", 4)
-    sizes: list[int] = []
-    real = recording.record_group
-
-    def counted(database: Any, group: Any) -> Any:
-        sizes.append(len(group))
-        return real(database, group)
-
-    monkeypatch.setattr(intake, "record_group", counted)
-
-    async def run() -> None:
-        async with Intake(world.services) as door:
-            await asyncio.gather(
-                *(door.submit(_prepared(world, None, "a", "b", models=["m0", "m1"])) for _ in range(3))
-            )
-
-    asyncio.run(run())
-    assert sizes == [1, 1, 1]
+def _without_own(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name not in OWN}

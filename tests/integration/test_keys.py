@@ -1,4 +1,4 @@
-"""Keys are made on embedded installations only, known again ever after, and replaced on request alone."""
+"""Keys are created in embedded installations only, recognised afterwards, and replaced only on request."""
 
 import os
 import subprocess
@@ -8,26 +8,27 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from app.bootstrap import Services
-from app.certificates.service import head, inclusion, key_set
-from app.clock import new_id, now
-from app.settings import Settings
-from app.vault import KeyProblem, write_private
-from certificate.envelope import Envelope, sign
-from certificate.errors import LogProofInvalid
-from certificate.keys import SigningKey
-from certificate.note import verify_checkpoint
-from certificate.receipt import (
+from app.core.clock import new_id, now
+from app.core.settings import Settings
+from app.core.vault import KeyProblem, write_private
+from app.db import log_store
+from app.db.signing_keys import announce_key, rotate
+from app.gateway.certificates.service import key_set, prove_inclusion, tree_head
+from app.services import Services
+from lethe.certificate.envelope import Envelope, sign
+from lethe.certificate.errors import LogProofInvalid
+from lethe.certificate.keys import SigningKey
+from lethe.certificate.receipt import (
     NO_DATA_PAYLOAD,
     NoDataHeldV1,
+    build_no_data_receipt,
     issue_no_data_held,
-    no_data_receipt,
     verify_no_data_held,
 )
+from lethe.certificate.tree_head import verify_tree_head
 from tests.integration.harness import environment
 from worker.attempt import describe
-from worker.pipeline import log
-from worker.signing import announce_key, check_known, load_signer, rotate
+from worker.signing import check_known, load_signer
 
 
 def _without(settings: Settings, **changes: object) -> Services:
@@ -78,11 +79,11 @@ def test_another_deployment_key_is_refused(settings: Settings, services: Service
 def test_a_part_without_its_key_ends_with_one_line(settings: Settings, part: str) -> None:
     bare = settings.model_copy(update={"create_keys": False, "port": 0})
     ended = subprocess.run(
-        [sys.executable, "-m", "client.cli", part],
+        [sys.executable, "-m", "lethe.cli", part],
         env=environment(bare) | {"LETHE_CREATE_KEYS": "false", "HOME": os.environ.get("HOME", "/")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -117,29 +118,29 @@ def test_a_strange_signing_key_signs_nothing_until_it_is_rotated_in(services: Se
 def test_a_rotation_signs_the_tree_head_again_and_moves_nothing_else(services: Services) -> None:
     old, new = SigningKey.generate(), SigningKey.generate()
     with services.database.writing() as session:
-        log.append(session, "00" * 32, old, "lethe")
-        before = log.lock(session).note
+        log_store.append(session, "00" * 32, old, "lethe")
+        before = log_store.lock(session).tree_head
     with services.database.writing() as session:
-        log.hand_over(session, new, "lethe")
+        log_store.hand_over(session, new, "lethe")
     with services.database.reading() as session:
-        keys, after = key_set(session), head(session).note
+        keys, after = key_set(session), tree_head(session).tree_head
     assert before.split("\n\n")[0] == after.split("\n\n")[0], "the same tree"
-    assert verify_checkpoint(after, keys).size == 1
+    assert verify_tree_head(after, keys).size == 1
     with pytest.raises(LogProofInvalid, match="retired key"):
-        verify_checkpoint(before, keys)
+        verify_tree_head(before, keys)
 
 
 def test_a_worker_signs_a_head_that_an_earlier_version_left_under_the_old_key(services: Services) -> None:
     old, new = SigningKey.generate(), SigningKey.generate()
     with services.database.writing() as session:
-        assert not log.renew_head(session, old, "lethe"), "an empty log has no head to sign"
-        log.append(session, "00" * 32, old, "lethe")
+        assert not log_store.renew_head(session, old, "lethe"), "an empty log has no head to sign"
+        log_store.append(session, "00" * 32, old, "lethe")
         rotate(session, new, 1)
     with services.database.writing() as session:
-        assert log.renew_head(session, new, "lethe")
-        assert not log.renew_head(session, new, "lethe")
+        assert log_store.renew_head(session, new, "lethe")
+        assert not log_store.renew_head(session, new, "lethe")
     with services.database.reading() as session:
-        assert verify_checkpoint(head(session).note, key_set(session)).size == 1
+        assert verify_tree_head(tree_head(session).tree_head, key_set(session)).size == 1
 
 
 @pytest.mark.parametrize("given", ["file", "variable"])
@@ -161,12 +162,12 @@ def test_a_retired_key_is_refused_with_the_place_where_the_new_one_belongs(
 
 
 def test_statements_of_no_data_outlive_a_rotation(services: Services) -> None:
-    """Those of the first format are dated by the log's size, later ones by their place in the log."""
+    """Statements of the first format are dated by the size of the log, later ones by their index in it."""
     old, new = SigningKey.generate(), SigningKey.generate()
 
     def first_format(signer: SigningKey) -> bytes:
         with services.database.writing() as session:
-            size = log.lock(session).size
+            size = log_store.lock(session).size
             announce_key(session, signer, size)
         statement = NoDataHeldV1(
             request_id=str(new_id()),
@@ -183,21 +184,21 @@ def test_statements_of_no_data_outlive_a_rotation(services: Services) -> None:
         details = {"request_id": str(new_id()), "model": "toy", "model_id": str(new_id())}
         envelope = issue_no_data_held(subject_id="ada", issued_at=now(), signer=signer, **details)
         with services.database.writing() as session:
-            return envelope, log.append(session, envelope.digest, signer, "lethe")
+            return envelope, log_store.append(session, envelope.digest, signer, "lethe")
 
     receipts = [first_format(old)]
     statements = [logged(old)]
     receipts.append(first_format(old))
     with services.database.writing() as session:
-        rotate(session, new, log.lock(session).size)
+        rotate(session, new, log_store.lock(session).size)
     receipts.append(first_format(new))
     statements.append(logged(new))
     with services.database.reading() as session:
         keys = key_set(session)
         for envelope, place in statements:
-            proof = inclusion(session, place)
-            receipt = no_data_receipt(
-                envelope, checkpoint=proof.checkpoint, index=place, path=proof.path, keys=keys
+            proof = prove_inclusion(session, place)
+            receipt = build_no_data_receipt(
+                envelope, tree_head=proof.checkpoint, index=place, path=proof.path, keys=keys
             )
             receipts.append(receipt.to_bytes())
     for raw in receipts:

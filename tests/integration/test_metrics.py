@@ -1,4 +1,4 @@
-"""The numbers at /metrics: who may read them, that they are right, and that nobody is in them."""
+"""The metrics: who may read them, that they are right, and that they identify nobody."""
 
 import re
 from datetime import timedelta
@@ -8,13 +8,13 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import delete, update
 
-from app.bootstrap import Services
-from app.clock import new_id, now
-from app.db.states import BatchState, HeldReason, JobState, TaskState
+from app.core.clock import new_id, now
+from app.core.settings import Settings
+from app.db.states import BatchState, FailureCause, HeldReason, JobState, TaskState
 from app.db.tables import Batch, Certificate, Job, Lease, Task, Version, WorkerSeen
-from app.main import create_app
-from app.metrics import models, page
-from app.settings import Settings
+from app.gateway.main import create_app
+from app.gateway.metrics import exposition, models
+from app.services import Services
 from tests.integration.harness import System, create_model
 
 TOKEN = "a token for the metrics"
@@ -22,7 +22,8 @@ TOKEN = "a token for the metrics"
 
 @pytest.fixture
 def settings(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr(page, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(exposition, "CACHE_SECONDS", 0.0)
+    monkeypatch.setattr(exposition, "CACHE_FACTOR", 0.0)
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     return settings.model_copy(update={"metrics_token_file": tmp_path / "token"})
 
@@ -41,7 +42,7 @@ class Scrape:
 
 
 @pytest.mark.parametrize("given", [None, "Bearer wrong", f"Basic {TOKEN}", "Bearer", f"Bearer {TOKEN}x"])
-def test_the_token_opens_the_page_and_nothing_else_does(
+def test_only_the_metrics_token_gives_access(
     gateway: TestClient, admin: dict[str, str], given: str | None
 ) -> None:
     for headers in ({} if given is None else {"Authorization": given}, admin):
@@ -49,7 +50,7 @@ def test_the_token_opens_the_page_and_nothing_else_does(
         assert (answer.status_code, answer.headers["content-type"]) == (401, "application/problem+json")
 
 
-def test_without_a_token_only_requests_are_counted(settings: Settings, admin: dict[str, str]) -> None:
+def test_without_a_token_only_http_requests_are_reported(settings: Settings, admin: dict[str, str]) -> None:
     with TestClient(create_app(settings.model_copy(update={"metrics_token_file": None}))) as gateway:
         create_model(gateway, admin, "canary-model")
         text = gateway.get("/metrics").text
@@ -90,7 +91,7 @@ def test_requests_by_time_to_their_deadline(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_release_shows_in_times_budget_log_and_counts(
+def test_a_release_changes_durations_budget_log_and_counts(
     gateway: TestClient, admin: dict[str, str], system: System, services: Services
 ) -> None:
     create_model(gateway, admin)
@@ -109,18 +110,18 @@ def test_a_release_shows_in_times_budget_log_and_counts(
     for stage in ("wait", "resolve", "solve", "certify", "release", "purge", "total"):
         assert scrape("lethe_recent_batch_stage_seconds", stage=stage, quantile="0.5") is not None, stage
     assert (scrape("lethe_log_size"), scrape("lethe_log_consistent")) == (2, 1), (
-        "a certificate and a statement that no data is held"
+        "a certificate, and a statement that no data was found"
     )
     assert gateway.post(f"{asked}/receipts/acknowledge", headers=admin).status_code == 200
-    assert Scrape(gateway)("lethe_log_consistent") == 1, "the statement is gone, its leaf stays"
+    assert Scrape(gateway)("lethe_log_consistent") == 1, "the statement is deleted, its log entry stays"
     assert scrape("lethe_http_requests_total", route="/v1/erasures", status="202") == 1
-    with services.database.writing() as session:  # behind the service
+    with services.database.writing() as session:  # changes the database without the service
         session.execute(update(Version).values(certificate_id=None))
         session.execute(delete(Certificate))
     assert Scrape(gateway)("lethe_log_consistent") == 0
 
 
-def test_parts_and_work(gateway: TestClient, admin: dict[str, str], services: Services) -> None:
+def test_workers_dispatcher_and_jobs(gateway: TestClient, admin: dict[str, str], services: Services) -> None:
     quiet = Scrape(gateway)
     assert [
         quiet(f"lethe_{name}") for name in ("workers", "dispatcher_active", "attempt_silence_seconds")
@@ -137,14 +138,17 @@ def test_parts_and_work(gateway: TestClient, admin: dict[str, str], services: Se
         session.add(Lease(name="dispatcher", holder=new_id(), expires_at=now() + timedelta(seconds=9)))
         session.execute(
             update(Job).values(
-                state=JobState.RUNNING, heartbeat_at=now() - timedelta(seconds=77), error="OSError in read"
+                state=JobState.RUNNING,
+                heartbeat_at=now() - timedelta(seconds=77),
+                error="not even one row fits into memory",
+                failure_cause=FailureCause.OUT_OF_MEMORY,
             )
         )
     busy = Scrape(gateway)
     assert busy("lethe_workers") == busy("lethe_dispatcher_active") == 1
     assert 77 <= (busy("lethe_attempt_silence_seconds") or 0) < 100
     assert busy("lethe_jobs", kind="register", state="running") == 1
-    assert busy("lethe_jobs_failing", kind="register", state="running", reason="OSError") == 1
+    assert busy("lethe_jobs_failing", kind="register", state="running", reason="out_of_memory") == 1
 
 
 def test_held_batches_by_reason(gateway: TestClient, admin: dict[str, str], services: Services) -> None:
@@ -167,7 +171,7 @@ def test_held_batches_by_reason(gateway: TestClient, admin: dict[str, str], serv
     assert scrape("lethe_batches_held", reason="quality_gate") == 0
 
 
-def test_a_part_that_is_away_is_a_figure_and_no_error(settings: Settings) -> None:
+def test_a_part_that_is_down_is_reported_without_an_error(settings: Settings) -> None:
     away = settings.model_copy(update={"redis_url": "redis://127.0.0.1:1/0"})
     with TestClient(create_app(away)) as gateway:
         scrape = Scrape(gateway)
@@ -175,10 +179,10 @@ def test_a_part_that_is_away_is_a_figure_and_no_error(settings: Settings) -> Non
     assert scrape("lethe_queue_messages") is None
 
 
-def test_models_past_the_limit_are_counted_and_not_named(
+def test_models_beyond_the_limit_are_counted_but_not_named(
     gateway: TestClient, admin: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "MOST_MODELS", 1)
+    monkeypatch.setattr(models, "MAX_MODELS", 1)
     for name in ("first", "second"):
         create_model(gateway, admin, name)
     scrape = Scrape(gateway)
@@ -187,7 +191,7 @@ def test_models_past_the_limit_are_counted_and_not_named(
     assert 'model="second"' not in scrape.text
 
 
-def test_an_odd_method_makes_no_series_of_its_own(gateway: TestClient) -> None:
+def test_an_unknown_method_creates_no_series(gateway: TestClient) -> None:
     gateway.request("CANARY", "/healthz")
     text = Scrape(gateway).text
     assert "CANARY" not in text

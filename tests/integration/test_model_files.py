@@ -1,4 +1,4 @@
-"""Files of a model: whole, in pieces, imported; what came to nothing is not kept."""
+"""Files of a model: uploaded whole or in pieces, or imported. Abandoned uploads are deleted."""
 
 import base64
 import hashlib
@@ -9,10 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from app.bootstrap import Services
+from app.core.settings import Settings
 from app.db.tables import Model, Upload
-from app.main import create_app
-from app.settings import Settings
+from app.gateway.main import create_app
+from app.services import Services
 from tests.integration.harness import dataset
 from tests.integration.model_api import Api, Headers, registered, work
 
@@ -44,7 +44,7 @@ def test_a_file_comes_in_pieces_and_is_put_together(api: Api, services: Services
     assert send(step, 409)["received"] == 0
     assert send(0, 202) == {"complete": False, "received": step, "total": total, "sha256": None}
     assert api.call("GET", "/toy/dataset/part0")["received"] == step
-    assert send(0, 202)["received"] == step, "byte 0 begins anew"
+    assert send(0, 202)["received"] == step, "byte 0 starts again"
     assert send(2 * step, 409)["received"] == step
     send(step, 422, end=step + 3)
     send(step, 202)
@@ -87,7 +87,7 @@ def test_imports_are_read_by_the_worker_from_allowed_places_only(
         api.call("POST", "/toy/validate", 202)
         work(services)
         reasons = api.call("GET", "/toy")["reasons"]
-        assert reasons == ["train b: not imported, it could not be read (FileNotFoundError)"]
+        assert reasons == ["dataset b: not imported, because the file does not exist"]
         api.call("DELETE", "/toy/dataset/b", 204)
         (source / "a.parquet").unlink()
         api.call("POST", "/toy/validate", 202)
@@ -107,7 +107,7 @@ def test_what_a_crash_left_of_an_upload_is_swept(ready: Api, services: Services)
     work(services)
     left = services.storage.list("datasets")
     assert not any("0197b7e0-0000" in path for path in left)
-    assert sum(".chunks/" in path for path in left) == 1, "an upload under way is left alone"
+    assert sum(".chunks/" in path for path in left) == 1, "an upload in progress is left alone"
 
 
 def test_a_draft_beside_the_pieces_is_not_a_piece(api: Api, services: Services) -> None:

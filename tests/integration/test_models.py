@@ -1,4 +1,4 @@
-"""Models from description to retirement: registration, policy, anchor, plug-in families."""
+"""Models from creation to retirement: registration, policy, anchor, plug-in families."""
 
 import io
 import sys
@@ -14,18 +14,18 @@ from fastapi.testclient import TestClient
 from safetensors.torch import load
 from sqlalchemy import select, update
 
-from app import orphans
-from app.bootstrap import Services
 from app.db import manifest as manifests
 from app.db.states import TaskState
 from app.db.tables import Batch, Task, TaskSubject, Version
-from app.dispatcher import Dispatcher
-from certificate.assurance import check_assurance
+from app.dispatcher import orphan_sweep
+from app.dispatcher.loop import Dispatcher
+from app.services import Services
+from lethe.certificate.assurance import check_assurance
 from tests.integration.harness import MANIFEST, dataset, parquet
 from tests.integration.model_api import Api, Headers, newest_statement, registered, weights, work
+from worker.data import families
+from worker.data.families import Family
 from worker.engine.families import Ridge
-from worker.loading import families
-from worker.loading.families import Family
 
 CANARY = "canary-person"
 
@@ -77,8 +77,8 @@ def test_a_rejected_model_says_every_reason_quotes_no_row_and_can_be_mended(
         "dataset part1: not a Parquet file",
         "weights: weight has the shape (4, 6), expected (3, 6)",
         "weights: bias has the shape (4,), expected (3,)",
-        "anchor: there are 1 tensors besides weight, bias",
-        "anchor: one was sent, but origins.anchor says zero; declare where it comes from",
+        "anchor: the file has 1 tensor besides weight, bias",
+        "anchor: one was uploaded, but origins.anchor says zero; declare there where it comes from",
     ]
     api.put("dataset/part0", dataset())
     api.call("DELETE", "/toy/dataset/part1", 204)
@@ -91,20 +91,24 @@ def test_a_rejected_model_says_every_reason_quotes_no_row_and_can_be_mended(
     assert (model["state"], model["reasons"]) == ("ready", [])
     assert model["report"]["weights"] == "uploaded"
     assert model["report"]["warnings"][0] == (
-        "the uploaded weights are not within target_distance of the objective's optimum; the first erasure "
-        "will move the model there"
+        "the uploaded weights are not within target_distance of the objective's optimum: the first erasure "
+        "will also move the model there"
     )
     api.call("GET", "/toy/weights", 404)
     assert api.call("GET", "/toy/anchor")["complete"]
     stored = services.storage.list("datasets")
-    assert len(stored) == 2, "the part and the anchor; replaced and registered files are gone"
+    assert len(stored) == 2, "only the part and the anchor are left"
 
 
 @pytest.mark.parametrize(
     ("change", "part", "reason"),
     [
-        ({}, dataset(rows=0), "the dataset has no rows"),
-        ({}, dataset(rows=9, classes=1), "all rows have the same label: there is nothing to tell apart"),
+        ({}, dataset(rows=0), "the dataset has no rows: upload at least one part with rows"),
+        (
+            {},
+            dataset(rows=9, classes=1),
+            "all rows have the same label: a classifier needs rows of at least two classes",
+        ),
         (
             {"policy": {"target_distance": 1e-14, "delta": 1e-5}},
             dataset(),
@@ -125,7 +129,7 @@ def test_data_that_cannot_be_certified_is_rejected(
 
 
 def test_the_anchor_is_in_every_objective_and_on_the_certificate(api: Api, services: Services) -> None:
-    """λ is so large that whoever forgets the anchor lands near zero."""
+    """λ is so large that a solver that ignores the anchor ends near zero."""
     api.create(
         **{"lambda": 50.0, "origins": MANIFEST["origins"] | {"anchor": "public"}},
         policy=MANIFEST["policy"] | {"method": "retrain"},
@@ -167,7 +171,7 @@ def test_a_sealed_batch_keeps_the_policy_it_was_sealed_under(ready: Api, service
 def test_a_class_drift_past_the_limit_is_an_alert_when_it_is_of_many_people(
     ready: Api, services: Services, people: int, alerted: bool
 ) -> None:
-    """An alert about a few people's classes would say something about each of them."""
+    """An alert about the classes of a few people would reveal something about each of them."""
     ready.erase(*(f"s{i}" for i in range(people)))
     work(services)
     with services.database.reading() as session:
@@ -190,9 +194,9 @@ def test_the_policy_is_validated_as_a_whole_and_the_rest_is_fixed_once_registere
 
 def test_retiring_waits_for_nobody_and_ends_downloads(ready: Api, services: Services) -> None:
     ready.erase("nobody", "noone")
-    assert "Erasures wait" in ready.call("DELETE", "/toy", 409)["detail"]
+    assert "Erasures are waiting" in ready.call("DELETE", "/toy", 409)["detail"]
     Dispatcher(services).seal_due()
-    assert "under way" in ready.call("DELETE", "/toy", 409)["detail"]
+    assert "in progress" in ready.call("DELETE", "/toy", 409)["detail"]
     work(services)
     assert ready.call("DELETE", "/toy")["state"] == "retired"
     assert ready.call("DELETE", "/toy")["state"] == "retired"
@@ -219,7 +223,7 @@ def test_a_retired_model_holds_nothing_any_more(ready: Api, services: Services) 
     where = f"/v1/models/toy/evaluations/{evaluation['id']}"
     assert ready.gateway.get(where, headers=ready.headers).json()["error"] == "the model changed; ask again"
     services.storage.write(f"datasets/{model_id}/{model_id}", [b"an upload that came to its end too late"])
-    assert orphans.sweep(services) == 1
+    assert orphan_sweep.sweep(services) == 1
     assert services.storage.list("datasets") == []
 
 
@@ -293,7 +297,7 @@ def test_a_plug_in_family_is_registered_and_retrained(
 
 
 def test_a_flush_for_a_few_people_needs_insistence(api: Api, services: Services) -> None:
-    """Someone with the versions before and after could nearly reconstruct a lone row."""
+    """Anyone with the versions before and after could nearly reconstruct a single erased row."""
     api.create(policy={"target_distance": 1e-4})
     api.put("dataset/part0", dataset())
     api.call("POST", "/toy/validate", 202)
@@ -301,7 +305,7 @@ def test_a_flush_for_a_few_people_needs_insistence(api: Api, services: Services)
     assert api.call("POST", "/toy/flush", 202) == {"waiting_subjects": 0}
     api.erase("s1")
     problem = api.call("POST", "/toy/flush", 409)
-    assert problem["detail"].startswith("1 person waits, and the policy wants at least 10 in a batch")
+    assert problem["detail"].startswith("1 person is waiting, and the policy requires at least 10 in a batch")
     assert "force=true" in problem["detail"]
     dispatcher = Dispatcher(services)
     dispatcher.seal_due()
@@ -311,13 +315,13 @@ def test_a_flush_for_a_few_people_needs_insistence(api: Api, services: Services)
     (batch,) = api.gateway.get("/v1/batches", headers=api.headers).json()["items"]
     assert (batch["sealed_because"], batch["subjects"]) == ("flush", 1)
     assert batch["warnings"] == [
-        "Sealed with 1 person, fewer than the policy's 10: whoever compares the versions before and after it "
-        "can nearly reconstruct the erased rows."
+        "Sealed with 1 person, fewer than the policy's minimum of 10. Anyone who compares the versions "
+        "before and after it can nearly reconstruct the erased rows."
     ]
 
 
 def test_features_that_look_standardised_lower_the_tier_until_declared(api: Api, services: Services) -> None:
-    """The declaration is the one thing besides the policy that a registered model's owner can still make."""
+    """Besides policy and annotations, this is all that the owner of a registered model can still change."""
     api.create()
     generator = np.random.default_rng(5)
     labels, features = np.arange(400) % 3, generator.normal(size=(400, 6))
@@ -330,6 +334,8 @@ def test_features_that_look_standardised_lower_the_tier_until_declared(api: Api,
     assert model["assurance"] == "conditional"
     assert "origins.standardisation" in model["assurance_notes"][0]
     api.call("PATCH", "/toy", 409, json={"origins": {"features": "other"}})
+    model = api.call("PATCH", "/toy", json={"annotations": {"team": "ward 3"}})
+    assert model["manifest"]["annotations"] == {"team": "ward 3"}
     model = api.call("PATCH", "/toy", json={"origins": {"standardisation": "public data"}})
     assert (model["assurance"], model["assurance_notes"]) == ("proved", [])
     assert model["manifest"]["origins"]["features"] == "made up"

@@ -1,4 +1,4 @@
-"""Networks through the service: curvature is measured, its probability is paid from δ, refusals say why."""
+"""Networks: curvature is measured, its failure probability counts against δ, and refusals say why."""
 
 import sys
 from importlib.metadata import EntryPoint
@@ -12,21 +12,21 @@ from safetensors.torch import save
 from sqlalchemy import select
 from torch import nn
 
-from app.bootstrap import Services
-from app.clock import now
+from app.core.clock import now
 from app.db import manifest as manifests
 from app.db import transitions
 from app.db.manifest import Manifest
-from app.db.states import JobState
+from app.db.states import FailureCause, JobState
 from app.db.tables import Job
+from app.services import Services
 from tests.integration.harness import MANIFEST, dataset
 from tests.integration.model_api import Api, newest_statement, work
+from worker.data import families
+from worker.data.families import network_family
 from worker.engine.networks.architectures import Mlp, initial_point, shapes
-from worker.loading import families
-from worker.loading.families import network_family
-from worker.pipeline import curvature
+from worker.engine.networks.certify_rounds import certify_in_rounds
 
-# What the database is makes no difference to a network; the pipeline's own tests run on both.
+# Networks do not depend on the database; the tests of the stages run on both kinds.
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 SPEC = Mlp((6, 5, 3), "tanh")
@@ -71,7 +71,7 @@ def verified(api: Api, certificate_id: str) -> dict[str, Any]:
     return found
 
 
-def test_an_erasure_from_a_network_is_certified_under_a_condition(api: Api, services: Services) -> None:
+def test_an_erasure_from_a_network_is_certified_as_conditional(api: Api, services: Services) -> None:
     found = register(api, services)
     assert found["state"] == "ready", found["reasons"]
     api.erase("s0", "s1")
@@ -86,19 +86,18 @@ def test_an_erasure_from_a_network_is_certified_under_a_condition(api: Api, serv
     assert verdict["verified"], [line for line in verdict["lines"] if line["ok"] is False]
 
 
-def test_attempts_share_the_probability_that_measuring_may_fail(
+def test_attempts_share_the_failure_probability_of_the_measurement(
     api: Api, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[float] = []
-    original = curvature.certify_nearer
 
     def noted(*args: Any, **kwargs: Any) -> Any:
         given.append(kwargs["failure_probability"])
         if len(given) < 3:
             raise RuntimeError("the machine went away")
-        return original(*args, **kwargs)
+        return certify_in_rounds(*args, **kwargs)
 
-    monkeypatch.setattr(curvature, "certify_nearer", noted)
+    monkeypatch.setattr("worker.batch.solve.certify_in_rounds", noted)
     register(api, services)
     api.erase("s0", "s1")
     for _ in range(2):
@@ -113,10 +112,12 @@ def test_attempts_share_the_probability_that_measuring_may_fail(
 def _begin_again(services: Services) -> None:
     with services.database.writing() as session:
         job = session.scalars(select(Job).where(Job.state == JobState.RUNNING)).one()
-        transitions.attempt_failed(session, job, error="x", now=now(), max_attempts=5, backoff=0.0)
+        transitions.attempt_failed(
+            session, job, cause=FailureCause.UNEXPECTED, error="x", now=now(), max_attempts=5, backoff=0.0
+        )
 
 
-def test_where_delta_is_used_up_the_model_is_retrained(api: Api, services: Services) -> None:
+def test_once_delta_is_used_up_the_model_is_retrained(api: Api, services: Services) -> None:
     policy = MANIFEST["policy"] | {"curvature_probability": 5e-6, "lifetime_epsilon": 900.0}
     assert register(api, services, policy=policy)["state"] == "ready"
     for subjects in (("s0", "s1"), ("s2", "s3")):
@@ -134,16 +135,16 @@ def test_a_network_without_an_anchor_is_rejected_with_the_reason(api: Api, servi
 FLAT: dict[str, Any] = {"target_distance": 1e-2, "curvature_products": 40}
 
 
-def test_a_network_that_is_not_curved_enough_is_told_which_lambda_would_do(
+def test_a_network_with_too_little_curvature_is_rejected_with_a_sufficient_lambda(
     api: Api, services: Services
 ) -> None:
     policy = MANIFEST["policy"] | FLAT | {"fallback": "fail"}
     found = register(api, services, **{"lambda": 1e-3, "policy": policy})
     assert found["state"] == "rejected"
-    assert any("the smallest lambda that would do is about" in reason for reason in found["reasons"])
+    assert any("the smallest lambda that would be enough is about" in reason for reason in found["reasons"])
 
 
-def test_where_curvature_cannot_be_certified_the_model_is_retrained(api: Api, services: Services) -> None:
+def test_if_curvature_cannot_be_certified_the_model_is_retrained(api: Api, services: Services) -> None:
     found = register(api, services, **{"lambda": 1e-3, "policy": MANIFEST["policy"] | FLAT})
     assert found["state"] == "ready", found["reasons"]
     advice = found["report"]["network"]
@@ -191,7 +192,7 @@ def tiny_anchor() -> bytes:
     return save({name: parameter.detach().clone() for name, parameter in Tiny().named_parameters()})
 
 
-def test_a_module_of_ones_own_gets_an_estimate_and_no_headline(
+def test_a_plug_in_module_gets_an_estimate_without_a_guarantee(
     api: Api, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plug_in(monkeypatch, Tiny)
@@ -212,7 +213,7 @@ def test_a_module_of_ones_own_gets_an_estimate_and_no_headline(
     assert verdict["verified"], [line for line in verdict["lines"] if line["ok"] is False]
 
 
-def test_a_module_with_randomness_in_it_is_rejected_and_told_what_to_do(
+def test_a_module_with_randomness_is_rejected_with_advice(
     api: Api, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plug_in(monkeypatch, Random)
@@ -227,7 +228,7 @@ def test_a_module_with_randomness_in_it_is_rejected_and_told_what_to_do(
 
 
 @pytest.mark.parametrize("method", ["tr-paper", "guo2020", "zhang2024"])
-def test_a_published_method_is_certified_as_published_or_not_at_all(
+def test_a_baseline_is_certified_as_published_or_not_at_all(
     method: str, api: Api, services: Services
 ) -> None:
     asked = {"method": method, "epsilon": 0.5, "fallback": "fail"}
@@ -246,9 +247,7 @@ def test_a_published_method_is_certified_as_published_or_not_at_all(
     assert verdict["verified"], [line for line in verdict["lines"] if line["ok"] is False]
 
 
-def test_a_published_method_whose_conditions_do_not_hold_issues_no_certificate(
-    api: Api, services: Services
-) -> None:
+def test_a_baseline_whose_conditions_do_not_hold_issues_no_certificate(api: Api, services: Services) -> None:
     """The rows are longer than the bound assumes."""
     published = {"row_bound": 0.01}
     policy = MANIFEST["policy"] | {"method": "guo2020", "fallback": "fail", "published": published}

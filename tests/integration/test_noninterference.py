@@ -1,4 +1,4 @@
-"""Nothing public changes when the erased records do: two worlds that differ in one person's rows alone.
+"""Nothing public depends on the erased records: compares two worlds that differ only in one person's rows.
 
 Both register the same model and erase the same people. In one of them an erased person's labels and features
 are others. Whatever someone with `certificates:read`, a webhook endpoint, the metrics page or the logs can
@@ -29,13 +29,13 @@ import structlog
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from app import logs
-from app.access.scopes import Scope
-from app.bootstrap import Services
+from app.core import logging as logs
+from app.core.settings import Settings
 from app.db.webhooks import WebhookEvent
-from app.main import create_app
-from app.settings import Settings
-from app.webhooks.events import unfold
+from app.dispatcher.webhook_events import expand_notices
+from app.gateway.auth.scopes import Scope
+from app.gateway.main import create_app
+from app.services import Services
 from tests.integration.harness import MANIFEST, dataset, key_for, parquet
 from tests.integration.model_api import Api, work
 
@@ -43,6 +43,7 @@ PERSON = "s1"
 CROWD = [f"s{i}" for i in range(2, 26)]
 MASKS = (
     (re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"), "<id>"),
+    (re.compile(r"…[0-9a-f]{8}\b"), "<end of id>"),
     (re.compile(r"\d{4}-\d\d-\d\dT[0-9:.]+(Z|\+00:00)?"), "<date>"),
     (
         re.compile(r"\d{1,2} [A-Z][a-z]+ \d{4}(, | at )?\d\d:\d\d( UTC)?|\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?"),
@@ -68,7 +69,7 @@ class World:
 
 
 def part(*, other: bool) -> bytes:
-    """The common dataset; in the other world one person's labels and features are others."""
+    """The common dataset. In the other world, one person has other labels and features."""
     table = pq.read_table(io.BytesIO(dataset(rows=240, subjects=60)))
     whose = table.column("subject_id").to_pylist()
     labels = np.array(table.column("label").to_pylist())
@@ -84,7 +85,7 @@ def part(*, other: bool) -> bytes:
 def worlds(
     tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path, redis_url: str
 ) -> list[dict[str, str]]:
-    """The same world twice, and the other one."""
+    """Run the same world twice, and the other one once."""
     seen = []
     for number, other in enumerate((False, False, True)):
         folder = tmp_path_factory.mktemp(f"world-{number}")
@@ -111,7 +112,7 @@ def worlds(
 
 @contextmanager
 def captured_log(settings: Settings) -> Iterator[io.StringIO]:
-    """What every logger writes meanwhile, as in production. Loggers keep the stream of their first line."""
+    """Capture what all loggers write, as in production. A logger keeps the stream of its first line."""
     written = io.StringIO()
     hooks, root = (sys.excepthook, threading.excepthook), logging.getLogger()
     handlers, level = root.handlers, root.level
@@ -132,7 +133,7 @@ def forget_streams() -> None:
 
 
 def run(world: World, content: bytes) -> None:
-    """Register, erase the person with one other, then a crowd; a webhook endpoint listens to all of it."""
+    """Register, erase the person with one other, then many people, while a webhook receives all events."""
     api = world.api
     endpoint = {"url": "https://hooks.example.com/lethe", "event_types": []}
     answer = world.gateway.post("/v1/webhooks", json=endpoint, headers=api.headers)
@@ -147,11 +148,11 @@ def run(world: World, content: bytes) -> None:
     work(world.services)
     api.erase(*CROWD)
     work(world.services)
-    unfold(world.services)
+    expand_notices(world.services)
 
 
 def public_view(world: World) -> dict[str, str]:
-    """Everything that is public or shown to a key that may read certificates alone, masked."""
+    """Collect everything that is public or visible to a key with `certificates:read`, masked."""
     shown: dict[str, str] = {}
     digests: set[str] = set()
     found = world.gateway.get("/v1/certificates", headers=world.reader).json()["items"]
@@ -175,7 +176,7 @@ def public_view(world: World) -> dict[str, str]:
     shown["metrics"] = "\n".join(line for line in metrics.splitlines() if not timed(line))
     with world.services.database.reading() as session:
         events = session.scalars(select(WebhookEvent)).all()
-        # Events of one moment come in no particular order.
+        # Events of the same time have no particular order.
         shown["webhooks"] = "\n".join(sorted(mask(json.dumps([event.type, event.data])) for event in events))
     assert events
     shown["digests"] = " ".join(sorted(digests))
@@ -192,7 +193,7 @@ def sign_in(world: World) -> None:
 
 
 def opened(text: str) -> str:
-    """JSON with its base64 payloads opened, so that what is signed is compared too."""
+    """Decode base64 payloads within JSON, so that signed content is compared too."""
     try:
         document = json.loads(text)
     except ValueError:
@@ -227,7 +228,7 @@ def timed(line: str) -> bool:
 
 
 def log_lines(text: str) -> list[str]:
-    """What was logged, without when and how long."""
+    """Return the log lines without times and durations."""
     lines = []
     for line in text.splitlines():
         try:

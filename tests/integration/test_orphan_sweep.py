@@ -1,4 +1,4 @@
-"""What killed attempts leave in the storage is swept; what is referred to, held or worked on stays."""
+"""Files of killed attempts are swept. Files that are referred to, held or in use stay."""
 
 from pathlib import Path
 from uuid import UUID
@@ -6,12 +6,13 @@ from uuid import UUID
 import pytest
 from fastapi.testclient import TestClient
 
-from app import orphans
-from app.bootstrap import Services
-from app.clock import new_id, now
+from app.core.clock import new_id, now
 from app.db import paths, transitions
 from app.db.states import JobKind
-from app.dispatcher import Dispatcher
+from app.dispatcher import orphan_sweep
+from app.dispatcher.loop import Dispatcher
+from app.services import Services
+from tests.integration.harness import UNREACHABLE
 from tests.integration.model_api import Api, Headers, registered, work
 
 
@@ -36,20 +37,19 @@ def test_only_orphans_are_swept(api: Api, services: Services) -> None:
     stale = _write(services, job.id, new_id())
     nobodys = _write(services, new_id(), new_id())
     draft = services.storage.write(f"{paths.attempt(new_id(), new_id())}/x.1234.draft", [b"half"]).path
-    assert orphans.sweep(services) == 3
+    assert orphan_sweep.sweep(services) == 3
     left = set(services.storage.list("attempts"))
     assert left == published | {mine}
     assert left.isdisjoint({stale, nobodys, draft})
-    assert orphans.sweep(services) == 0
+    assert orphan_sweep.sweep(services) == 0
 
 
 def test_a_held_draw_is_not_swept(api: Api, services: Services) -> None:
-    gate = {"quality_gate": {"max_loss_rise": 0.0}, "target_distance": 50.0}
-    api.call("PATCH", "/toy", 200, json={"policy": gate})
+    api.call("PATCH", "/toy", 200, json={"policy": {"quality_gate": UNREACHABLE}})
     api.erase("s1", "s2")
     work(services)
     before = services.storage.list("attempts")
-    assert orphans.sweep(services) == 0
+    assert orphan_sweep.sweep(services) == 0
     assert services.storage.list("attempts") == before
 
 
@@ -66,7 +66,7 @@ def test_what_attempts_did_not_write_is_left_alone(services: Services) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"?")
     orphan = _write(services, new_id(), new_id())
-    assert orphans.sweep(services) == 1
+    assert orphan_sweep.sweep(services) == 1
     assert all(path.exists() for path in stray)
     assert not services.storage.exists(orphan)
 
@@ -77,7 +77,7 @@ def test_a_storage_that_is_away_stops_no_dispatcher(
     def away(_: Services) -> int:
         raise OSError("stale file handle")
 
-    monkeypatch.setattr(orphans, "sweep", away)
+    monkeypatch.setattr(orphan_sweep, "sweep", away)
     clock = {"now": 0.0}
     dispatcher = Dispatcher(services, steady=lambda: clock["now"])
     clock["now"] = 1000.0

@@ -1,4 +1,4 @@
-"""A count of people counts people: whoever is in twenty requests, or twice in one, is one person."""
+"""Counts of people count distinct people: someone in twenty requests, or twice in one, counts once."""
 
 from typing import Any
 from uuid import UUID
@@ -7,12 +7,12 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from app.bootstrap import Services
-from app.clock import new_id
+from app.core.clock import new_id
+from app.core.vault import Vault
 from app.db import transitions
 from app.db.tables import Model, TaskSubject
-from app.erasures import repository
-from app.vault import Vault
+from app.gateway.erasures import repository
+from app.services import Services
 from tests.integration.harness import MANIFEST, dataset
 from tests.integration.model_api import Api, Headers, newest_statement, work
 
@@ -21,7 +21,7 @@ COMPOSED, DECOMPOSED = "Zo\u00eb", "Zoe\u0308"
 
 @pytest.fixture
 def ready(gateway: TestClient, admin: Headers, services: Services) -> Api:
-    """Four people with thirty rows each; a batch is sealed at two people."""
+    """Register a model of four people with thirty rows each. A batch is sealed at two people."""
     api = Api(gateway, admin)
     api.create(policy=MANIFEST["policy"] | {"batch_subjects": 2})
     api.put("dataset/part0", dataset(subjects=4))
@@ -66,7 +66,7 @@ def test_one_person_in_twenty_requests_is_not_described_as_a_crowd(ready: Api, s
     work(services)
     (batch,) = batches(ready)
     assert (batch["state"], batch["subjects"], batch["records"]) == ("completed", 1, 30)
-    assert batch["shift"] is None, "thirty records of one person are not many people's"
+    assert batch["shift"] is None, "thirty rows of one person are still one person"
     said = newest_statement(services).predicate.deletion_set
     assert (said.requests, said.people, said.commitments, said.records) == (20, 1, 20, None)
 

@@ -1,8 +1,9 @@
-"""One job on two ranks: the same point and the same Δ as on one, and a lost rank costs one attempt."""
+"""One job on two ranks: the same point and Δ as on one, and a lost rank costs one attempt."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,26 +11,26 @@ import torch
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from app import process
-from app.bootstrap import Services
-from app.clock import now
+from app.core.clock import now
 from app.db import transitions
 from app.db.states import JobState
 from app.db.tables import Job
-from app.dispatcher import Dispatcher
-from app.supervisor import environment
-from tests.faults.live import JOB_SECONDS
-from tests.integration.harness import MANIFEST, System, create_model
+from app.dispatcher.loop import Dispatcher
+from app.services import Services
+from tests.integration.harness import ATTEMPTS, MANIFEST, System, create_model
 from tests.integration.model_api import Api, newest_statement, work
 from tests.integration.ranks import NETWORK, Pair, pair
-from worker.distributed.leading import ranks_of
+from worker import queue
+from worker.distributed import launch
+from worker.distributed.rank0 import ranks_of
 from worker.engine.networks.architectures import Mlp, initial_point
 from worker.engine.networks.kantorovich import Verdict, certify
 from worker.engine.objective import Sampling
 from worker.engine.trust_region import Outcome, SolverSettings
 from worker.engine.validation import EngineInputError
-from worker.pipeline.fitting import fit
-from worker.problems import OutOfMemory
+from worker.errors import OutOfMemory
+from worker.fitting import fit
+from worker.queue import WorkerRuntime
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +58,7 @@ def test_two_ranks_reach_the_weights_and_the_distance_of_one(two: Pair) -> None:
     assert (alone.local._ranks, shared.local._ranks) == (1, 2), "the bound on rounding counts them"
 
 
-def test_rows_that_ranks_have_together_are_all_rows_in_order(two: Pair) -> None:
+def test_the_ranks_together_hold_all_rows_in_order(two: Pair) -> None:
     alone, shared = (two.objective(team, MANIFEST) for team in (two.alone, two.two))
     picks = torch.tensor([0, 60, 61, 121, 5])
     for found, wanted in zip(shared.rows.sample(picks), alone.rows.sample(picks), strict=True):
@@ -74,7 +75,7 @@ def test_samples_products_and_stale_operators_agree_with_one_rank(two: Pair) -> 
     assert torch.linalg.vector_norm(sampled - alone.hvp(w, v)) < 0.3 * torch.linalg.vector_norm(sampled)
 
 
-def test_a_network_on_two_ranks_is_certified_like_on_one(two: Pair) -> None:
+def test_a_network_is_certified_on_two_ranks_as_on_one(two: Pair) -> None:
     anchor = initial_point(SPEC, seed=3)
     found = []
     for team in (two.alone, two.two):
@@ -87,7 +88,7 @@ def test_a_network_on_two_ranks_is_certified_like_on_one(two: Pair) -> None:
             solution.w,
             target=1e-4,
             failure_probability=1e-9,
-            gaussian=lambda n, again=again: torch.randn(n, generator=again, dtype=torch.float64),
+            gaussian=partial(torch.randn, generator=again, dtype=torch.float64),
         )
         assert verdict.verdict is Verdict.CERTIFIED
         found.append((solution.w.clone(), verdict))
@@ -98,14 +99,14 @@ def test_a_network_on_two_ranks_is_certified_like_on_one(two: Pair) -> None:
     assert abs(shared.gradient_norm - alone.gradient_norm) <= 2 * (shared.rounding + alone.rounding)
 
 
-def test_rows_that_another_rank_refuses_are_refused_by_all(two: Pair) -> None:
+def test_rows_that_one_rank_rejects_are_rejected_by_all(two: Pair) -> None:
     objective = two.objective(two.two, MANIFEST | {"classes": 2})
     with pytest.raises(EngineInputError):
         objective.evaluate(objective.anchor)
     assert two.objective(two.two, MANIFEST).evaluate(torch.zeros(21).double()).value > 0, "the ranks go on"
 
 
-def test_all_ranks_take_smaller_chunks_when_one_is_short_of_memory(
+def test_all_ranks_use_smaller_chunks_when_one_runs_out_of_memory(
     two: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objective = two.objective(two.two, MANIFEST)
@@ -128,50 +129,54 @@ def test_all_ranks_take_smaller_chunks_when_one_is_short_of_memory(
         objective.evaluate(w)
 
 
-def test_what_a_step_exchanges_is_a_point_out_and_a_sum_back(two: Pair) -> None:
+def test_a_product_sends_one_vector_and_returns_one_sum(two: Pair) -> None:
     objective = two.objective(two.two, MANIFEST)
-    operator, wire = objective.hessian(objective.anchor), two.wire
-    wire.sent.clear()
+    operator, connection = objective.hessian(objective.anchor), two.connection
+    connection.sent.clear()
     operator.product(torch.ones(objective.dimension).double())
-    assert wire.sent == {"orders": 512 + 8 * objective.dimension, "sums": 8 * objective.dimension}
+    assert connection.sent == {"orders": 512 + 8 * objective.dimension, "sums": 8 * objective.dimension}
 
 
 # -- the whole service ----------------------------------------------------------------------------------
 
 
-def _lost(services: Services) -> subprocess.Popen[bytes]:
-    """An attempt whose follower is killed in the middle of the solve."""
+@pytest.fixture
+def two_ranks(system: System, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerRuntime]:
+    """The runtime of a worker whose attempts have two ranks. The follower dies in the middle of a solve."""
+    services = system.services
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    both = Services(services.settings.model_copy(update={"nproc": 2}))
+    runtime = WorkerRuntime(both, ATTEMPTS, launch.Followers("tests.integration.ranks"))
+    yield runtime
+    runtime.followers.close()
+    both.close()
+
+
+def _run_attempt(runtime: WorkerRuntime) -> Job:
+    """Run the waiting job once, and return what became of it."""
+    services = runtime.services
     Dispatcher(services).seal_due()
     with services.database.writing() as session:
         job = session.scalars(select(Job).where(Job.state == JobState.WAITING)).one()
         transitions.dispatch(session, job, now())
-    command = [sys.executable, "-m", "tests.integration.ranks", "attempt", str(job.id), str(job.token)]
-    env = environment(services.settings, "worker") | {"LETHE_NPROC": "2"}
-    return process.spawn(command, env=env | {"PYTHONPATH": str(Path(__file__).parents[2])})
+    queue.run(runtime, str(job.id), str(job.token))
+    with services.database.reading() as session:
+        return session.get_one(Job, job.id)
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_lost_rank_fails_the_attempt_and_the_next_one_completes(
-    gateway: TestClient,
-    admin: dict[str, str],
-    services: Services,
-    system: System,
-    monkeypatch: pytest.MonkeyPatch,
+    gateway: TestClient, admin: dict[str, str], services: Services, two_ranks: WorkerRuntime
 ) -> None:
     create_model(gateway, admin)
     work(services)
     Api(gateway, admin).erase("s1", "s2")
-    monkeypatch.setenv("LETHE_NPROC", "2")
-    assert _lost(services).wait(2 * JOB_SECONDS) == 0, "it failed, and could say so itself"
-    with services.database.reading() as session:
-        job = session.scalars(select(Job).order_by(Job.id.desc())).first()
-    assert job is not None
+    job = _run_attempt(two_ranks)
     assert (job.state, job.attempt) == (JobState.WAITING, 1)
     assert "another rank" in (job.error or "")
     assert not list((services.settings.data_dir / "scratch").glob("*/")), "no rows are left behind"
-    with services.database.writing() as session:
-        session.get_one(Job, job.id).run_after = now()
-    system.settle()
+    with closing(launch.Followers()) as followers:
+        assert _run_attempt(replace(two_ranks, followers=followers)).state == JobState.DONE
     (batch,) = gateway.get("/v1/batches", headers=admin).json()["items"]
     assert batch["state"] == "completed"
     runtime = newest_statement(services).predicate.runtime

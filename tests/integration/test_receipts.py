@@ -1,4 +1,4 @@
-"""Receipts: fetched, verified offline by their subject, and gone with their salts."""
+"""Receipts: fetched, verified offline by their subject, and destroyed with their salts."""
 
 import json
 from datetime import timedelta
@@ -9,22 +9,23 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from app.bootstrap import Services
-from app.clock import now
+from app.core.clock import now
+from app.db import log_store
 from app.db.receipts import encrypt_stored_salts
 from app.db.tables import LogHead, LogNode, Model, TaskSubject
-from app.dispatcher import Dispatcher
-from certificate.cli import run_verify
-from certificate.commitment import subject_digest
-from certificate.envelope import sign
-from certificate.keys import KeySet, PublicKey, SigningKey
-from certificate.merkle import MemoryTree, leaf_hash
-from certificate.note import verify_checkpoint
-from certificate.receipt import NO_DATA_PAYLOAD, NoDataHeldV1, verify_no_data_receipt
+from app.dispatcher.loop import Dispatcher
+from app.services import Services
+from lethe.certificate.cli import run_verify
+from lethe.certificate.commitment import subject_digest
+from lethe.certificate.envelope import sign
+from lethe.certificate.keys import KeySet, PublicKey, SigningKey
+from lethe.certificate.merkle import MemoryTree, leaf_hash
+from lethe.certificate.receipt import NO_DATA_PAYLOAD, NoDataHeldV1, verify_no_data_receipt
+from lethe.certificate.tree_head import verify_tree_head
 from tests.integration.harness import MANIFEST, create_model, dataset
 from tests.integration.model_api import Api, Headers, work
-from tests.integration.test_canary import _database_bytes as database_bytes
-from worker.pipeline import log, receipts
+from tests.integration.test_canary import database_bytes
+from worker.batch import no_data_receipts
 from worker.signing import load_signer
 
 
@@ -134,7 +135,8 @@ def test_receipts_are_paged_and_filtered(ready: Api, services: Services) -> None
     work(services)
     whole = get(ready, f"{where}/receipts")
     assert whole["next_cursor"] is None
-    seen, cursor = [], ""
+    seen: list[Any] = []
+    cursor: str | None = ""
     while cursor is not None:
         page = get(ready, f"{where}/receipts?limit=2" + (f"&cursor={cursor}" if cursor else ""))
         seen += page["items"]
@@ -153,7 +155,7 @@ def test_receipts_are_paged_and_filtered(ready: Api, services: Services) -> None
 def test_an_erasure_of_nobody_is_answered_with_signed_receipts(
     ready: Api, services: Services, tmp_path: Path
 ) -> None:
-    """Before any certificate is issued, and read with the pack of a later one."""
+    """A receipt from before the first certificate verifies with the pack of a later one."""
     where = ask(ready, *(f"nobody{i}" for i in range(4)))
     work(services)
     items = get(ready, f"{where}/receipts")["items"]
@@ -218,7 +220,7 @@ def test_statements_of_no_data_are_leaves_of_the_log_under_its_newest_head(
     keys = KeySet.read(ready.gateway.get("/v1/keys", headers=ready.headers).content, "keys")
     for size in (3, 4):  # a certificate and two statements; then one more certificate
         head = ready.gateway.get("/v1/log/checkpoint", headers=ready.headers).text
-        assert verify_checkpoint(head, keys).size == size
+        assert verify_tree_head(head, keys).size == size
         items = [item for item in get(ready, f"{where}/receipts")["items"] if not item["certificate_id"]]
         assert sorted(item["receipt"]["log"]["index"] for item in items) == [1, 2]
         for item, subject in zip(items, ("nobody", "noone"), strict=True):
@@ -234,7 +236,7 @@ def test_statements_of_no_data_are_leaves_of_the_log_under_its_newest_head(
 def test_many_statements_are_logged_in_shares_and_once_each(
     ready: Api, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receipts, "_AT_ONCE", 3)
+    monkeypatch.setattr(no_data_receipts, "PER_TRANSACTION", 3)
     where = ask(ready, *(f"nobody{i}" for i in range(8)))
     work(services)
     items = get(ready, f"{where}/receipts")["items"]
@@ -251,28 +253,28 @@ def test_appending_many_gives_the_tree_of_appending_each(services: Services) -> 
     placed = []
     for start, stop in ((0, 1), (1, 6), (6, 22), (22, 23)):
         with services.database.writing() as session:
-            placed.append(log.append_many(session, digests[start:stop], signer, "lethe"))
+            placed.append(log_store.append_many(session, digests[start:stop], signer, "lethe"))
     assert placed == [0, 1, 6, 22]
     with services.database.reading() as session:
         nodes = {(node.level, node.position): node.hash for node in session.scalars(select(LogNode))}
         head = session.scalars(select(LogHead)).one()
     assert nodes == tree.nodes
-    signed = verify_checkpoint(head.note, KeySet(keys=(PublicKey.of(signer),)))
+    signed = verify_tree_head(head.tree_head, KeySet(keys=(PublicKey.of(signer),)))
     assert (signed.size, signed.root) == (23, tree.root())
 
 
 def test_receipts_of_an_earlier_version_are_served_as_what_they_are_and_encrypted(
     ready: Api, services: Services, tmp_path: Path
 ) -> None:
-    """Salts and statements in the clear, over identifiers as they were sent."""
+    """Earlier versions stored salts and statements unencrypted, for identifiers as they were sent."""
     where = ask(ready, "s1", "s2", "s3", "Zo\u00eb")
     work(services)
     salt, raw = "5a" * 16, "Zoe\u0308"
     with services.database.writing() as session:
         for row in session.scalars(select(TaskSubject)):
-            place = {"task_id": row.task_id, "ordinal": row.ordinal}
             assert row.salt is not None
-            row.salt = bytes.fromhex(services.vault.open_salt(row.salt, **place))
+            opened = services.vault.open_salt(row.salt, task_id=row.task_id, ordinal=row.ordinal)
+            row.salt = bytes.fromhex(opened)
             row.identifier_rule = row.log_index = None
             if row.no_data is not None:
                 row.salt = bytes.fromhex(salt)

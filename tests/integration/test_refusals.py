@@ -1,4 +1,4 @@
-"""A change of ε, δ, Δ* or λ after a refusal on the same rows is recorded, and known to the next release."""
+"""A change of ε, δ, Δ* or λ after a refusal on the same rows is recorded and stated by the next release."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from app.access.scopes import Scope
-from app.bootstrap import Services
 from app.db import refusals, transitions
 from app.db.manifest import Manifest
 from app.db.refusals import RefusedAttempt
-from app.db.states import HeldReason
+from app.db.states import BatchStep, FailureCause, HeldReason
 from app.db.tables import Batch, DatasetPart, Job, Model
-from app.dispatcher import Dispatcher
+from app.dispatcher.loop import Dispatcher
+from app.gateway.auth.scopes import Scope
+from app.services import Services
 from tests.integration.harness import MANIFEST, dataset, key_for
 from tests.integration.model_api import Api, Headers, newest_statement, work
 
@@ -28,7 +28,7 @@ def api(gateway: TestClient, admin: Headers, services: Services) -> Api:
 
 
 def register(api: Api, services: Services, name: str = "toy", *, seed: int = 7, **change: Any) -> Any:
-    """Register a model and return how it is shown."""
+    """Register a model and return its representation in the API."""
     api.call("POST", "", 201, json={"name": name, "manifest": MANIFEST | change})
     api.call("PUT", f"/{name}/dataset/part0", 201, content=dataset(seed=seed))
     return validate(api, services, name)
@@ -41,7 +41,7 @@ def validate(api: Api, services: Services, name: str = "toy") -> Any:
 
 
 def hold_a_batch(api: Api, services: Services) -> str:
-    """A ready model whose batch was solved and refused under an impossible Δ*."""
+    """Return a ready model whose batch was solved and refused because of an impossible Δ*."""
     assert register(api, services)["state"] == "ready"
     api.call("PATCH", "/toy", json={"policy": FAILING})
     api.erase("s1", "s2")
@@ -58,7 +58,7 @@ def attempts(services: Services) -> list[RefusedAttempt]:
 
 
 def changed(services: Services, name: str = "toy", **change: Any) -> bool:
-    """Whether a release of the model under its present manifest, with this change, would say so."""
+    """Return whether a release under the current manifest with this change would state it."""
     with services.database.reading() as session:
         model = session.scalars(select(Model).where(Model.name == name)).one()
         lam = change.pop("lambda", model.manifest["lambda"])
@@ -113,7 +113,7 @@ def test_after_a_publication_the_next_batch_starts_clean(api: Api, services: Ser
 
 
 def test_a_batch_that_looked_at_nothing_is_not_recorded(api: Api, services: Services) -> None:
-    """Cancelled while it waits, or without room in the budget: nothing is known of the rows."""
+    """A batch cancelled while waiting, or without room in the budget, reveals nothing about the rows."""
     register(api, services)
     api.erase("s1", "s2")
     Dispatcher(services).seal_due()
@@ -123,7 +123,7 @@ def test_a_batch_that_looked_at_nothing_is_not_recorded(api: Api, services: Serv
     assert attempts(services) == []
     with services.database.writing() as session:
         batch = session.scalars(select(Batch)).one()
-        transitions.batch_step(session, batch, "resolve", batch.sealed_at)
+        transitions.batch_step(session, batch, BatchStep.RESOLVE, batch.sealed_at)
         transitions.hold_batch(session, batch, HeldReason.BUDGET, "no room", batch.sealed_at)
     assert attempts(services) == []
 
@@ -136,14 +136,20 @@ def test_every_other_way_a_solve_ends_without_a_release_is_recorded(
     with services.database.writing() as session:
         model = session.scalars(select(Model)).one()
         batch = transitions.start_append(session, model, model.created_at)
-        transitions.batch_step(session, batch, "solve", batch.sealed_at)
+        transitions.batch_step(session, batch, BatchStep.SOLVE, batch.sealed_at)
         job = session.get_one(Job, batch.job_id)
         if end == "cancelled":
             transitions.hold_batch(session, batch, HeldReason.CANCELLED, end, batch.sealed_at)
         elif end == "failed":
             job.attempt = 9
             transitions.attempt_failed(
-                session, job, error="killed", now=batch.sealed_at, max_attempts=1, backoff=0.0
+                session,
+                job,
+                cause=FailureCause.UNEXPECTED,
+                error="killed",
+                now=batch.sealed_at,
+                max_attempts=1,
+                backoff=0.0,
             )
         else:
             transitions.refuse_append(session, batch, "not certifiable", batch.sealed_at)
@@ -183,8 +189,9 @@ def test_a_rejection_for_the_files_is_no_look_at_the_rows(api: Api, services: Se
 
 def test_the_same_rows_under_another_name_do_not_hide_a_refusal(api: Api, services: Services) -> None:
     register(api, services, policy=MANIFEST["policy"] | FAILING)
-    assert register(api, services, "again", **{"lambda": 0.5})["assurance"] == "conditional"
-    assert register(api, services, "other", seed=99, **{"lambda": 0.5})["assurance"] == "proved"
+    change: dict[str, Any] = {"lambda": 0.5}
+    assert register(api, services, "again", **change)["assurance"] == "conditional"
+    assert register(api, services, "other", seed=99, **change)["assurance"] == "proved"
 
 
 def test_retiring_the_refused_model_does_not_hide_it_either(api: Api, services: Services) -> None:
@@ -202,7 +209,7 @@ def test_another_tenant_is_not_concerned(api: Api, services: Services, gateway: 
 def test_the_certificate_says_that_the_policy_was_changed_after_a_refusal(
     api: Api, services: Services
 ) -> None:
-    """The changed release says so; the next one, of other people under the same policy, does not."""
+    """The changed release states it. The next one, for other people under the same policy, does not."""
     batch_id = hold_a_batch(api, services)
     api.call("PATCH", "/toy", json={"policy": {"target_distance": 1e-3}})
     answer = api.gateway.post(f"/v1/batches/{batch_id}/retry", headers=api.headers)

@@ -1,17 +1,17 @@
-"""Regression: targets are numbers, and a histogram of them would list everyone's."""
+"""Regression: targets are numbers, and a histogram of them would list everyone's target."""
 
 import json
 
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from app.bootstrap import Services
 from app.db.tables import Certificate
+from app.services import Services
 from tests.integration.harness import MANIFEST, dataset
 from tests.integration.model_api import Api, newest_statement, work
 
 
-def test_no_target_of_anyone_is_in_certificate_or_evidence(
+def test_no_target_appears_in_certificate_or_evidence(
     gateway: TestClient, admin: dict[str, str], services: Services
 ) -> None:
     api = Api(gateway, admin)

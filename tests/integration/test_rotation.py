@@ -1,4 +1,4 @@
-"""The signing key is replaced on a running service as the operating page says; the old one proves nothing."""
+"""Rotating the signing key of a running service as documented. The old key proves nothing afterwards."""
 
 import json
 import os
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from app.vault import write_private
-from certificate.envelope import from_base64, parse, sign
-from certificate.keys import KeySet, SigningKey
-from certificate.merkle import MemoryTree, leaf_hash
-from certificate.note import Checkpoint, parse_note, sign_checkpoint
-from certificate.pack import Pack, build_pack
-from certificate.verify import verify
-from client import Lethe
+from app.core.vault import write_private
+from lethe import Lethe
+from lethe.certificate.envelope import from_base64, parse, sign
+from lethe.certificate.keys import KeySet, SigningKey
+from lethe.certificate.merkle import MemoryTree, leaf_hash
+from lethe.certificate.pack import Pack, build_pack
+from lethe.certificate.tree_head import TreeHead, parse_tree_head, sign_tree_head
+from lethe.certificate.verify import verify
 from tests.integration.client_world import register
 from tests.integration.test_up import LETHE, Up
 
@@ -37,7 +37,7 @@ def lethe_worker(up: Up, *arguments: str, **variables: str) -> subprocess.Comple
         cwd=up.data.parent,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 
@@ -46,7 +46,7 @@ def erase(lethe: Lethe, person: str) -> Pack:
     """Erase one person in one attempt, and return the pack of the certificate."""
     asked = lethe.erasures.create([person], models=["toy"], reference=person)
     lethe.models.flush("toy")
-    task = lethe.erasures.wait(asked.id, timeout=180).tasks[0]
+    task = lethe.erasures.wait(asked.id, timeout=240).tasks[0]
     assert task.certificate_id is not None
     assert task.batch_id is not None
     assert lethe.batches.get(task.batch_id).attempt == 1
@@ -54,15 +54,15 @@ def erase(lethe: Lethe, person: str) -> Pack:
 
 
 def forged_in_2030(pack: Pack, key: SigningKey) -> Pack:
-    """The same claim under a later date, in a log of the thief's own."""
+    """Return the same claim with a later date, in a log that the thief made up."""
     statement = json.loads(parse(from_base64(pack.envelope)).payload)
     statement["predicate"]["issued_at"] = "2030-01-01T00:00:00Z"
     envelope = sign(json.dumps(statement).encode(), key)
     log = MemoryTree([leaf_hash(bytes.fromhex(envelope.digest))])
-    origin = parse_note(pack.log.tree_head)[0].splitlines()[0]
+    origin = parse_tree_head(pack.log.tree_head).origin
     return build_pack(
         envelope=envelope,
-        tree_head=sign_checkpoint(Checkpoint(origin, 1, log.root()), key),
+        tree_head=sign_tree_head(TreeHead(origin, 1, log.root()), key),
         index=0,
         path=[],
         keys=pack.keys,

@@ -1,4 +1,4 @@
-"""The whole path on S3: a real server (rclone), one that stumbles, and one that keeps old versions."""
+"""The whole path on S3: with a real server (rclone), one with faults, and one that keeps old versions."""
 
 import hashlib
 import os
@@ -6,22 +6,22 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
-from app import orphans
-from app.bootstrap import Services
-from app.settings import Settings
-from app.storage import Storage, StorageAway, s3_bucket, s3_transfer
-from app.storage.s3 import S3Files
+from app.core.settings import Settings
+from app.core.storage import Storage, StorageUnavailable, s3
+from app.core.storage.s3 import S3Files
+from app.dispatcher import orphan_sweep
+from app.services import Services
 from tests import s3_server
 from tests.integration.harness import System, dataset
+from tests.s3_server import ObjectVersion
 
 Headers = dict[str, str]
-KIB = 1 << 10
+MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_register_erase_certify_download_and_purge(
 
 
 def _subjects(folder: Path) -> set[str]:
-    """Everyone in any Parquet file that lies there, whatever it is called."""
+    """Return everyone in any Parquet file below a folder, whatever its name."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     found = [pq.read_table(path) for path in files if path.read_bytes().startswith(b"PAR1")]
     assert found
@@ -134,21 +134,21 @@ def _downloads(gateway: TestClient, admin: Headers) -> None:
 
 def _blocks(count: int) -> Iterator[bytes]:
     for number in range(count):
-        yield hashlib.sha256(str(number).encode()).digest() * (KIB // 32)
+        yield hashlib.sha256(str(number).encode()).digest() * (MIB // 32)
 
 
 def test_a_long_file_goes_up_in_parts_and_comes_down_from_anywhere(
     shaky: Storage, front: s3_server.Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_transfer, "PART", 5 * KIB)
+    monkeypatch.setattr(s3, "PART", 5 * MIB)
     stored = shaky.write("a/long", _blocks(12))
     expected = hashlib.sha256(b"".join(_blocks(12))).hexdigest()
-    assert (stored.size, stored.sha256) == (12 * KIB, expected)
+    assert (stored.size, stored.sha256) == (12 * MIB, expected)
     sent = [path for method, path, _ in front.seen if method == "PUT" and "partNumber" in path]
     assert len(sent) == 3
     assert hashlib.sha256(b"".join(shaky.read("a/long"))).hexdigest() == expected
     front.seen.clear()
-    assert b"".join(shaky.read("a/long", 11 * KIB + 5, 7)) == b"".join(_blocks(12))[11 * KIB + 5 :][:7]
+    assert b"".join(shaky.read("a/long", 11 * MIB + 5, 7)) == b"".join(_blocks(12))[11 * MIB + 5 :][:7]
     assert shaky.list("a") == ["a/long"]
 
 
@@ -173,7 +173,7 @@ def test_whatever_the_server_stumbles_over_is_tried_again(
     method: str,
     part: str,
 ) -> None:
-    monkeypatch.setattr(s3_transfer, "PART", 5 * KIB)
+    monkeypatch.setattr(s3, "PART", 5 * MIB)
     front.fail(fault, 1, method, part)
     stored = shaky.write("a/long", _blocks(11))
     assert hashlib.sha256(b"".join(shaky.read("a/long"))).hexdigest() == stored.sha256
@@ -184,18 +184,18 @@ def test_whatever_the_server_stumbles_over_is_tried_again(
 def test_a_server_that_stays_down_is_given_up_and_leaves_no_file(
     shaky: Storage, front: s3_server.Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_transfer, "PART", 5 * KIB)
+    monkeypatch.setattr(s3, "PART", 5 * MIB)
     front.fail("503", 1000, "PUT", "partNumber=2")
-    with pytest.raises(StorageAway):
+    with pytest.raises(StorageUnavailable):
         shaky.write("a/long", _blocks(11))
-    assert len([entry for entry in front.seen if entry[2]]) <= s3_bucket.TRIES * s3_bucket.BODY_TRIES
+    assert len([entry for entry in front.seen if entry[2]]) <= s3.TRIES * s3.BODY_TRIES
     assert shaky.list("a") == []
 
 
 def test_a_server_that_never_answers_is_not_waited_for_for_ever(
     in_environment: s3_server.Server, front: s3_server.Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_bucket, "READ_SECONDS", 1)
+    monkeypatch.setattr(s3, "READ_SECONDS", 1)
     storage = Storage(f"s3://{in_environment.bucket()}/p", front.url)
     storage.write("a/x", [b"ok"])
     front.fail("silent", 1, "GET")
@@ -205,8 +205,8 @@ def test_a_server_that_never_answers_is_not_waited_for_for_ever(
 
 KILLED = """
 import os, sys
-from app.storage import Storage, s3_transfer
-s3_transfer.PART = 5 << 20
+from app.core.storage import Storage, s3
+s3.PART = 5 << 20
 def chunks():
     yield bytes(12 << 20)
     os._exit(9)
@@ -231,90 +231,69 @@ def test_an_upload_that_nobody_finishes_is_listed_as_a_draft_and_swept(services:
     assert draft.startswith(f"{path}.")
     assert draft.endswith(".draft")
     assert not services.storage.exists(path)
-    assert orphans.sweep(services) == 1
+    assert orphan_sweep.sweep(services) == 1
     assert services.storage.list("attempts") == [f"attempts/{job}/other.txt"]
 
 
-class Versioned(s3_bucket.Bucket):
-    """A stand-in for a bucket that keeps versions, which rclone cannot: it answers as S3 is documented."""
-
-    def __init__(self, entries: list[dict[str, Any]]) -> None:
-        super().__init__("stand-in")
-        self.entries, self.asked = entries, list[str]()
-        self.refuses = ""
-
-    def ask(self, method: str, **given: Any) -> dict[str, Any]:
-        self.asked.append(method)
-        return getattr(self, f"_{method}")(**given)
-
-    def _get_bucket_versioning(self) -> dict[str, Any]:
-        return {"Status": "Suspended"}
-
-    def _list_multipart_uploads(self) -> dict[str, Any]:
-        return {}
-
-    def _list_object_versions(self, Prefix: str, KeyMarker: str = "", VersionIdMarker: str = "") -> Any:
-        found = [entry for entry in self.entries if entry["Key"].startswith(Prefix)]
-        places = [(entry["Key"], entry["VersionId"]) for entry in found]
-        start = places.index((KeyMarker, VersionIdMarker)) + 1 if KeyMarker else 0
-        page = found[start : start + 2]
-        last = page[-1] if page else {"Key": "", "VersionId": ""}
-        return {
-            "Versions": [entry for entry in page if "Size" in entry],
-            "DeleteMarkers": [entry for entry in page if "Size" not in entry],
-            "IsTruncated": start + 2 < len(found),
-            "NextKeyMarker": last["Key"],
-            "NextVersionIdMarker": last["VersionId"],
-        }
-
-    def _delete_objects(self, Delete: dict[str, Any]) -> dict[str, Any]:
-        gone = {(entry["Key"], entry["VersionId"]) for entry in Delete["Objects"]}
-        kept = [e for e in self.entries if (e["Key"], e["VersionId"]) not in gone or e["Key"] == self.refuses]
-        self.entries = kept
-        return {"Errors": [{"Code": "AccessDenied"}]} if any(k == self.refuses for k, _ in gone) else {}
-
-
-def _version(key: str, version: str, *, latest: bool = False, marker: bool = False) -> dict[str, Any]:
-    return {"Key": key, "VersionId": version, "IsLatest": latest, **({} if marker else {"Size": 1})}
-
-
-def test_deleting_takes_every_old_version_and_every_marker_of_a_deletion() -> None:
-    others = [_version("p/a/xy", "1", latest=True), _version("p/b", "1", latest=True)]
+def test_deleting_takes_every_old_version_and_every_marker_of_a_deletion(
+    in_environment: s3_server.Server,
+) -> None:
+    others = [ObjectVersion("p/a/xy", "1", is_latest=True), ObjectVersion("p/b", "1", is_latest=True)]
     own = [
-        _version("p/a/x", "3", latest=True, marker=True),
-        _version("p/a/x", "2"),
-        _version("p/a/x", "null"),
-        _version("p/a/x/below", "9", latest=True),
-        _version("p/a/x/below", "8", marker=True),
+        ObjectVersion("p/a/x", "3", is_latest=True, is_marker=True),
+        ObjectVersion("p/a/x", "2"),
+        ObjectVersion("p/a/x", "null"),
+        ObjectVersion("p/a/x/below", "9", is_latest=True),
+        ObjectVersion("p/a/x/below", "8", is_marker=True),
     ]
-    bucket = Versioned([*own, *others])
-    S3Files("s3://stand-in/p", bucket=bucket).delete("a/x")
-    assert bucket.entries == others
+    with s3_server.versioned_bucket([*own, *others]) as bucket:
+        S3Files("s3://bucket/p", bucket.url).delete("a/x")
+        assert bucket.versions == others
 
 
-def test_a_version_that_may_not_be_deleted_is_not_called_deleted() -> None:
-    bucket = Versioned([_version("p/a", "1", latest=True)])
-    bucket.refuses = "p/a"
-    with pytest.raises(StorageAway, match="AccessDenied"):
-        S3Files("s3://stand-in/p", bucket=bucket).delete("a")
+def test_a_version_that_may_not_be_deleted_is_not_called_deleted(in_environment: s3_server.Server) -> None:
+    with s3_server.versioned_bucket([ObjectVersion("p/a", "1", is_latest=True)]) as bucket:
+        bucket.protected_key = "p/a"
+        with pytest.raises(StorageUnavailable, match="AccessDenied"):
+            S3Files("s3://bucket/p", bucket.url).delete("a")
+
+
+def test_a_listing_that_breaks_off_is_not_taken_for_the_whole(in_environment: s3_server.Server) -> None:
+    versions = [ObjectVersion("p/a", str(number)) for number in range(5)]
+    with s3_server.versioned_bucket(list(versions)) as bucket:
+        bucket.breaks_off = True
+        with pytest.raises(StorageUnavailable, match="broke off"):
+            S3Files("s3://bucket/p", bucket.url).delete("a")
+        assert bucket.versions == versions
+
+
+@pytest.mark.parametrize("size", [3, 6 << 20])
+def test_a_bucket_that_does_not_exist_is_an_error(in_environment: s3_server.Server, size: int) -> None:
+    storage = Storage("s3://no-such-bucket/p", in_environment.url)
+    with pytest.raises(StorageUnavailable):
+        storage.write("a", [bytes(size)])
 
 
 def test_a_gateway_without_s3_does_not_load_its_client() -> None:
     code = (
-        "import sys, app.main, app.bootstrap; sys.exit('aiobotocore' in sys.modules or 's3fs' in sys.modules)"
+        "import sys, app.gateway.main, app.startup\n"
+        "sys.exit('aiobotocore' in sys.modules or 's3fs' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_missing_extra_is_one_line_at_the_start(tmp_path: Path) -> None:
+def test_a_missing_package_is_one_line_at_the_start(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['s3fs'] = None; sys.path.insert(0, '.')\n"
-        "from app import storage; storage.find_spec = lambda name: None\n"
+        "from app.core import storage; storage.find_spec = lambda name: None\n"
         "from app.startup import settings_or_exit; settings_or_exit()"
     )
     environment = {**os.environ, "LETHE_STORAGE_URL": "s3://bucket/prefix"}
     ended = subprocess.run(
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment
     )
-    (line,) = (line for line in ended.stderr.splitlines() if "lethe[s3]" in line)
-    assert line == "lethe: LETHE_STORAGE_URL: an s3:// URL needs the extra `s3`: pip install 'lethe[s3]'"
+    (line,) = (line for line in ended.stderr.splitlines() if line.startswith("lethe: "))
+    assert line == (
+        "lethe: LETHE_STORAGE_URL: an s3:// URL needs packages that are not installed: "
+        "pip install 'botocore>=1.37' 's3fs>=2025.5'"
+    )

@@ -1,5 +1,6 @@
-"""Whoever can write to Redis can delay work; they cannot have code run by a worker."""
+"""Someone who can write to Redis can delay work, but cannot make a worker run code."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,25 +9,34 @@ from redis import Redis
 from rq import Callback
 from rq.registry import StartedJobRegistry
 
-from app import process
-from app.bootstrap import Services
-from app.clock import new_id
+from app.core.clock import new_id
+from app.db.transitions import RUN
+from app.services import Services
+from tests.integration.harness import ATTEMPTS
 from tests.integration.job_world import World
-from worker import jobs
+from worker import queue
+from worker.fork_server import ForkServer
 from worker.main import Worker
 
 IDS = (str(new_id()), str(new_id()))
-ran: list[object] = []
 
 
-def trap(*arguments: object) -> None:
-    ran.append(arguments)
+def trap(*_: object) -> None:
+    """Stand where a hostile message points. The fixture `calls` records calls of it and of `run`."""
+    raise AssertionError("a message chose the function to run")
 
 
 @pytest.fixture(autouse=True)
-def nothing_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran.clear()
-    monkeypatch.setattr(jobs, "_run_attempt", trap)
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The arguments of every call of `worker.queue.run` or of the trap during this test."""
+    recorded: list[object] = []
+
+    def record(*arguments: object) -> None:
+        recorded.append(arguments)
+
+    monkeypatch.setattr(queue, "run", record)
+    monkeypatch.setattr(f"{__name__}.trap", record)
+    return recorded
 
 
 @pytest.mark.parametrize(
@@ -34,73 +44,89 @@ def nothing_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("os.system", {"args": ("touch {marker}",)}),
         ("tests.integration.test_worker_messages.trap", {"args": IDS}),
-        ("worker.jobs.use", {"args": IDS}),
-        ("worker.jobs.unlearn", {"args": (IDS[0], "--help")}),
-        ("worker.jobs.unlearn", {"args": (*IDS, IDS[0])}),
-        ("worker.jobs.unlearn", {"args": ([IDS[0]], IDS[1])}),
-        ("worker.jobs.unlearn", {"args": IDS[:1], "kwargs": {"token": IDS[1]}}),
-        ("worker.jobs.unlearn", {"args": IDS, "on_success": Callback(f"{__name__}.trap")}),
-        ("worker.jobs.unlearn", {"args": IDS, "on_failure": Callback(f"{__name__}.trap")}),
+        ("worker.queue.open_queue", {"args": IDS}),
+        ("worker.queue.unlearn", {"args": IDS}),
+        (RUN, {"args": (IDS[0], "--help")}),
+        (RUN, {"args": (*IDS, IDS[0])}),
+        (RUN, {"args": ([IDS[0]], IDS[1])}),
+        (RUN, {"args": IDS[:1], "kwargs": {"token": IDS[1]}}),
+        (RUN, {"args": IDS, "on_success": Callback(f"{__name__}.trap")}),
+        (RUN, {"args": IDS, "on_failure": Callback(f"{__name__}.trap")}),
     ],
 )
 def test_a_foreign_message_is_dropped_without_being_run(
-    services: Services, tmp_path: Path, function: str, given: dict[str, Any]
+    services: Services, tmp_path: Path, calls: list[object], function: str, given: dict[str, Any]
 ) -> None:
     marker = tmp_path / "marker"
     given = given | {"args": tuple(_filled(argument, marker) for argument in given["args"])}
     job = services.queue.enqueue_call(function, **given)
-    assert Worker.of(services).work(burst=True, logging_level="ERROR")
-    assert not ran
+    assert Worker.of(services, ATTEMPTS).work(burst=True, logging_level="ERROR")
+    assert not calls
     assert not marker.exists()
     assert not services.redis.exists(job.key)
     assert not services.redis.exists(services.queue.intermediate_queue_key)
 
 
-def test_our_own_message_is_run(services: Services) -> None:
-    services.queue.enqueue_call("worker.jobs.unlearn", args=IDS)
-    Worker.of(services).work(burst=True, logging_level="ERROR")
-    assert ran == [IDS]
+def test_a_message_from_a_dispatcher_is_run(services: Services, calls: list[object]) -> None:
+    services.queue.enqueue_call(RUN, args=IDS)
+    worker = Worker.of(services, ATTEMPTS)
+    worker.work(burst=True, logging_level="ERROR")
+    assert calls == [(worker.runtime, *IDS)]
 
 
-def test_a_message_that_comes_again_starts_no_second_process(
+def test_a_duplicate_message_starts_no_second_process(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
     started: list[object] = []
-    monkeypatch.setattr(process, "spawn", lambda command: started.append(command) or _Ended())
-    jobs.use(services)
+
+    class Attempts(ForkServer):
+        def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> _Ended:
+            started.append(arguments)
+            return _Ended()
+
+        def run_idle(self, *arguments: str) -> None:
+            """Prepare nothing."""
+
+    runtime = queue.WorkerRuntime(services, Attempts("worker.attempt"))
     world = World(services)
     world.ask(0, subjects=1)
     world.flush(0)
     world.dispatchers[0].round()
-    (message,) = world.wire.messages
+    (message,) = world.queue.messages
     ids = (str(message.job_id), str(message.token))
-    jobs.unlearn(*ids)
+    queue.run(runtime, *ids)
     assert len(started) == 1
     assert world.claim(message)
-    jobs.unlearn(*ids)
+    queue.run(runtime, *ids)
     assert len(started) == 1
 
 
 class _Ended:
+    """A child process that has ended well."""
+
     returncode = 0
 
-    def wait(self, _: float) -> int:
-        return 0
+    def wait(self, _: float) -> bool:
+        return True
+
+    def terminate(self) -> None:
+        raise AssertionError("it has ended")
+
+    def kill(self) -> None:
+        raise AssertionError("it has ended")
 
 
-def test_the_callback_of_an_abandoned_message_is_not_called(services: Services) -> None:
-    """RQ calls it while it tidies up, without any job being executed."""
-    job = services.queue.enqueue_call(
-        "worker.jobs.unlearn", args=IDS, on_failure=Callback(f"{__name__}.trap")
-    )
+def test_the_callback_of_an_abandoned_message_is_not_called(services: Services, calls: list[object]) -> None:
+    """RQ calls it during maintenance, without executing the job."""
+    job = services.queue.enqueue_call(RUN, args=IDS, on_failure=Callback(f"{__name__}.trap"))
     services.queue.remove(job)
     started = StartedJobRegistry(queue=services.queue)
     redis: Redis = services.redis
     redis.zadd(started.key, {f"{job.id}:x": 1})
-    Worker.of(services).clean_registries()
+    Worker.of(services, ATTEMPTS).clean_registries()
     assert redis.zcard(started.key) == 0
-    assert not ran
+    assert not calls
 
 
 def _filled(argument: object, marker: Path) -> object:

@@ -1,4 +1,4 @@
-"""The container files name only commands and settings that exist, and their linter notices faults."""
+"""The container files use commands and settings that exist, and their linter reports faults."""
 
 import json
 import tomllib
@@ -8,43 +8,47 @@ from typing import Any
 import pytest
 import yaml
 
-from app.settings import load_settings
-from client.cli import app as command_line
+from app.core.settings import load_settings
+from lethe.cli.main import app as command_line
 from tests import lint_containers
-from tests.lint_containers import ROOT, instructions, lineage, main, own_rules
+from tests.lint_containers import ROOT, check_own_rules, inherited_instructions, main, parse_dockerfile
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
-PARTS = instructions(DOCKERFILE)
+INSTRUCTIONS = parse_dockerfile(DOCKERFILE)
 OURS = {name: service for name, service in COMPOSE["services"].items() if "build" in service}
 
 
 def commands() -> set[str]:
-    """What `lethe` understands: its own verbs, and those packaging declares for the server."""
+    """Return the commands of `lethe`: its own, and those of the server's entry points."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    own = {command.name or command.callback.__name__ for command in command_line.registered_commands}
+    own = {
+        command.name or command.callback.__name__
+        for command in command_line.registered_commands
+        if command.callback is not None
+    }
     return own | set(project["entry-points"]["lethe.commands"])
 
 
 def image_environment(stage: str) -> dict[str, str]:
     pairs = [
         pair.split("=", 1)
-        for part in lineage(PARTS, stage)
+        for part in inherited_instructions(INSTRUCTIONS, stage)
         if part.word == "ENV"
         for pair in part.rest.split()
     ]
     return dict(pairs)
 
 
-def test_every_command_the_images_name_exists() -> None:
+def test_the_commands_of_the_images_exist() -> None:
     for stage in ("gateway", "worker"):
-        words = {part.word: part.rest for part in lineage(PARTS, stage)}
+        words = {part.word: part.rest for part in inherited_instructions(INSTRUCTIONS, stage)}
         assert json.loads(words["ENTRYPOINT"]) == ["lethe"]
         assert json.loads(words["CMD"])[0] in commands()
 
 
-def test_every_command_the_services_name_exists() -> None:
+def test_the_commands_of_the_services_exist() -> None:
     assert {service["command"][0] for service in OURS.values()} == {
         "migrate",
         "gateway",
@@ -57,8 +61,8 @@ def test_every_command_the_services_name_exists() -> None:
 
 
 def test_the_console_command_is_declared() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"]["lethe"] == "client.cli:main"
+    project = tomllib.loads((ROOT / "sdk/pyproject.toml").read_text())["project"]
+    assert project["scripts"]["lethe"] == "lethe.cli.main:main"
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
@@ -77,25 +81,27 @@ def test_only_the_worker_holds_the_signing_key() -> None:
     assert named == {"worker"}
 
 
-def test_storage_is_one_volume_for_all_who_use_it() -> None:
+def test_all_services_share_one_storage_volume() -> None:
     folder = OURS["worker"]["environment"]["LETHE_STORAGE_URL"].removeprefix("file://")
     for name in ("gateway", "dispatcher", "worker"):
         assert f"storage:{folder}" in OURS[name]["volumes"]
 
 
-def test_every_server_part_waits_for_the_schema() -> None:
+def test_every_service_waits_for_the_migrations() -> None:
     for name in ("gateway", "dispatcher", "worker"):
         assert OURS[name]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
 
 
 def test_only_the_worker_image_has_torch() -> None:
-    installed = {part.stage: part.rest for part in PARTS if part.word == "RUN" and "pip install" in part.rest}
-    assert "'.[gateway,s3,tracing]'" in installed["gateway-build"]
-    assert "'.[worker,s3,tracing]'" in installed["worker-build"]
+    installed = {
+        part.stage: part.rest for part in INSTRUCTIONS if part.word == "RUN" and "pip install" in part.rest
+    }
+    assert "./sdk '.[s3,tracing]'" in installed["gateway-build"]
+    assert "./sdk '.[worker,s3,tracing]'" in installed["worker-build"]
     assert all("-c constraints.txt" in line for line in installed.values())
 
 
-def test_the_files_as_they_are_have_no_faults(capsys: pytest.CaptureFixture[str]) -> None:
+def test_our_files_have_no_faults(capsys: pytest.CaptureFixture[str]) -> None:
     assert main() == 0, capsys.readouterr().out
 
 
@@ -103,40 +109,47 @@ def test_the_files_as_they_are_have_no_faults(capsys: pytest.CaptureFixture[str]
     ("before", "after", "fault"),
     [
         ("USER 10001:10001", "USER root", "runs as root"),
+        ("USER 10001:10001\n", "", "runs as root"),
         ("python:3.11.14-slim-bookworm", "python:latest", "not pinned"),
-        ('CMD ["gateway"]', "CMD lethe gateway", "needs CMD in exec form"),
         ("FROM runtime AS worker", "FROM runtime AS laborer", "no stage worker"),
+        ("HEALTHCHECK --interval=30s", "LABEL interval=30s", "worker has no health check"),
+        ("from app.services import", "from app.bootstrap import", "which does not exist"),
     ],
 )
-def test_a_fault_in_the_dockerfile_is_noticed(before: str, after: str, fault: str) -> None:
+def test_a_fault_in_the_dockerfile_is_reported(before: str, after: str, fault: str) -> None:
     assert before in DOCKERFILE
-    assert any(fault in found for found in own_rules(DOCKERFILE.replace(before, after), COMPOSE_TEXT))
+    assert any(
+        fault in reported for reported in check_own_rules(DOCKERFILE.replace(before, after), COMPOSE_TEXT)
+    )
 
 
 @pytest.mark.parametrize(
     ("before", "after", "fault"),
     [
         ("valkey/valkey:8.1.3", "valkey/valkey", "not pinned"),
-        ("- storage:/var/lib", "- storrage:/var/lib", "names storrage, which is not declared"),
+        ("- storage:/var/lib", "- storrage:/var/lib", "storrage is not declared under volumes"),
         ("      target: worker", "      target: workers", "no stage workers"),
-        ("${VALKEY_PASSWORD:?set it in .env}", "${VALKEY_PASSWORD}", "has no :?"),
+        ("${VALKEY_PASSWORD:?set it in .env}", "${VALKEY_PASSWORD}", "needs :?"),
         ('restart: "no"', "restart: always", "but it is restarted"),
         ('    healthcheck:\n      test: ["CMD"', '    labels:\n      test: ["CMD"', "has no health check"),
     ],
 )
-def test_a_fault_in_the_compose_file_is_noticed(before: str, after: str, fault: str) -> None:
+def test_a_fault_in_the_compose_file_is_reported(before: str, after: str, fault: str) -> None:
     assert before in COMPOSE_TEXT
-    assert any(fault in found for found in own_rules(DOCKERFILE, COMPOSE_TEXT.replace(before, after)))
+    assert any(
+        fault in reported for reported in check_own_rules(DOCKERFILE, COMPOSE_TEXT.replace(before, after))
+    )
 
 
 @pytest.mark.parametrize(
     ("file", "before", "after", "fault"),
     [
         ("Dockerfile", "WORKDIR /source", "WORKDIR source", "DL3000"),
+        ("Dockerfile", 'CMD ["gateway"]', "CMD lethe gateway", "DL3025"),
         ("docker-compose.yml", "stop_grace_period: 2m", "stop_grace_periods: 2m", "stop_grace_periods"),
     ],
 )
-def test_the_tools_are_really_asked(
+def test_the_faults_that_the_tools_find_are_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

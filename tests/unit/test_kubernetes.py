@@ -1,13 +1,12 @@
-"""The linter of the manifests notices faults, with and without a tool that builds the overlays."""
+"""The linter of the manifests reports faults, with and without kubectl."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests import lint_kubernetes
 from tests.lint_containers import ROOT
-from tests.lint_kubernetes import documents, lint, pod
+from tests.lint_kubernetes import is_workload, lint, pod_of, read_resources
 from tests.unit.test_containers import commands
 
 HERE = "deploy/kubernetes"
@@ -24,7 +23,7 @@ def changed(folder: Path, file: str, before: str, after: str) -> list[str]:
 
 @pytest.fixture
 def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lint_kubernetes.shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
 
 
 @pytest.mark.usefixtures("unbuilt")
@@ -32,19 +31,19 @@ def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     ("file", "before", "after", "fault"),
     [
         ("base/gateway.yaml", "lethe-gateway:0.1.0", "lethe-gateway:latest", "not pinned"),
-        ("base/gateway.yaml", "livenessProbe", "readinessProbe", "without liveness"),
+        ("base/gateway.yaml", "livenessProbe", "readinessProbe", "no liveness or startup probe"),
         ("base/gateway.yaml", "replicas: 2", "replicas: two", "(Kubernetes 1.34)"),
         ("base/gateway.yaml", "timeoutSeconds: 5", "timeOutSeconds: 5", "timeOutSeconds"),
         (
             "base/gateway.yaml",
             "secretName: lethe-metrics",
             "secretName: lethe-signing-key",
-            "only the worker signs",
+            "only the worker may have the signing key",
         ),
-        ("base/gateway.yaml", "/metrics/token", "/metrics/tokens", "names a file that no volume holds"),
+        ("base/gateway.yaml", "/metrics/token", "/metrics/tokens", "names a file that no volume provides"),
         ("base/gateway.yaml", "LETHE_METRICS_TOKEN_FILE", "LETHE_METRIC_TOKEN_FILE", "is not a setting"),
         ("base/dispatcher.yaml", "runAsNonRoot: true", "runAsNonRoot: false", "may run as root"),
-        ("base/dispatcher.yaml", "key: redis-url", "key: redis", "has no redis"),
+        ("base/dispatcher.yaml", "key: redis-url", "key: redis", "has no key redis"),
         ("base/dispatcher.yaml", "readinessProbe", "livenessProbe", "has no readiness probe"),
         (
             "base/worker.yaml",
@@ -54,39 +53,39 @@ def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("base/worker.yaml", "PeriodSeconds: 660", "PeriodSeconds: 600", "needs more than 600 s"),
         ("base/worker.yaml", "drop: [ALL]", "drop: [CHOWN]", "keeps capabilities"),
-        ("base/migrate.yaml", "automountServiceAccountToken: false", "hostNetwork: false", "given a token"),
+        ("base/migrate.yaml", "automountServiceAccountToken: false", "hostNetwork: false", "mounts a token"),
         (
             "base/networkpolicy.yaml",
             "podSelector: {}",
             "podSelector: {matchLabels: {a: b}}",
             "no network policy",
         ),
-        ("base/kustomization.yaml", "  - worker.yaml\n", "", "worker.yaml is not named"),
+        ("base/kustomization.yaml", "  - worker.yaml\n", "", "worker.yaml is not listed"),
         ("overlays/gpu/worker-patch.yaml", "name: lethe-worker", "name: worker", "no workload worker"),
         ("overlays/production/autoscaling.yaml", "maxReplicas", "mostReplicas", "maxReplicas' is a required"),
         ("overlays/production/kustomization.yaml", "newTag: 0.1.0", "newTag: latest", "not pinned"),
         ("overlays/single/kustomization.yaml", "storage-patch", "storage-path", "does not exist"),
     ],
 )
-def test_a_fault_is_noticed(tmp_path: Path, file: str, before: str, after: str, fault: str) -> None:
-    assert any(fault in found for found in changed(tmp_path, file, before, after))
+def test_a_fault_is_reported(tmp_path: Path, file: str, before: str, after: str, fault: str) -> None:
+    assert any(fault in reported for reported in changed(tmp_path, file, before, after))
 
 
 @pytest.mark.usefixtures("unbuilt")
-def test_overlays_that_cannot_be_built_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_overlays_that_cannot_be_built_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert lint(ROOT) == []
-    assert "overlay gpu was checked file by file" in capsys.readouterr().out
+    assert "overlay gpu were checked, but not built" in capsys.readouterr().out
 
 
-def test_what_an_overlay_becomes_is_looked_at(tmp_path: Path) -> None:
+def test_a_built_overlay_is_checked(tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed: overlays are checked file by file, not built")
-    found = changed(tmp_path, "overlays/gpu/worker-patch.yaml", "nvidia.com/gpu: 1", "nvidia.com/gpu: {}")
-    assert any(fault.startswith("gpu: Deployment lethe-worker") for fault in found)
+        pytest.skip("NOT TESTED: kubectl is not installed, so overlays are checked but not built")
+    faults = changed(tmp_path, "overlays/gpu/worker-patch.yaml", "nvidia.com/gpu: 1", "nvidia.com/gpu: {}")
+    assert any(fault.startswith("gpu: Deployment lethe-worker") for fault in faults)
 
 
 def test_every_command_exists() -> None:
-    workloads = [d for d in documents(ROOT / HERE / "base") if "template" in d.get("spec", {})]
-    named = {container["args"][0] for d in workloads for container in pod(d)["containers"]}
+    workloads = [d for d in read_resources(ROOT / HERE / "base") if is_workload(d)]
+    named = {container["args"][0] for d in workloads for container in pod_of(d)["containers"]}
     assert named == {"gateway", "dispatcher", "worker", "migrate"}
     assert named <= commands()

@@ -1,4 +1,4 @@
-"""Privacy arithmetic against 50-digit arithmetic, an independent accountant, and its own algebra."""
+"""Privacy arithmetic, checked against 50-digit arithmetic, an independent library and its own algebra."""
 
 import math
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from certificate.privacy import (
+from lethe.certificate.privacy import (
     classical_sigma,
     compose,
     delta_of,
@@ -20,7 +20,7 @@ from certificate.privacy import (
 
 
 def exact_delta(epsilon: float, shift: float) -> mpmath.mpf:
-    """Balle & Wang's formula as written; 110 digits leave at least 50 after cancellation."""
+    """Evaluate the formula of Balle & Wang. With 110 digits, at least 50 remain after cancellation."""
     with mpmath.workdps(110):
         e, s = mpmath.mpf(epsilon), mpmath.mpf(shift)
         return mpmath.ncdf(s / 2 - e / s) - mpmath.exp(e) * mpmath.ncdf(-s / 2 - e / s)
@@ -47,9 +47,7 @@ def test_delta_at_epsilon_zero_is_the_total_variation(shift: float) -> None:
 
 @given(epsilon=epsilons, delta=deltas)
 @settings(max_examples=150, deadline=None)
-def test_shift_is_allowed_in_exact_arithmetic_and_hardly_any_larger_one_is(
-    epsilon: float, delta: float
-) -> None:
+def test_shift_is_allowed_in_exact_arithmetic_and_is_nearly_the_largest(epsilon: float, delta: float) -> None:
     shift = shift_for(epsilon=epsilon, delta=delta)
     assert exact_delta(epsilon, shift) <= delta
     assert exact_delta(epsilon, shift * (1 + 1e-9)) > delta
@@ -79,7 +77,7 @@ def test_epsilon_is_sound_in_exact_arithmetic_and_tight(delta: float, shift: flo
 def test_round_trip_between_epsilon_and_shift(epsilon: float, delta: float) -> None:
     shift = shift_for(epsilon=epsilon, delta=delta)
     back = epsilon_for(delta=delta, shift=shift)
-    assume(back > 0)  # with δ large beside ε the shift is set by δ alone
+    assume(back > 0)  # if δ is large compared with ε, δ alone determines the shift
     assert back <= epsilon
     assert exact_delta(back, shift) == pytest.approx(delta, rel=1e-10)
 
@@ -168,16 +166,16 @@ def test_the_probability_of_a_larger_loss_has_full_relative_precision(shift: flo
         e, s = mpmath.mpf(epsilon), mpmath.mpf(shift)
         exact = mpmath.ncdf(s / 2 - e / s)
     assume(exact >= mpmath.mpf("1e-300"))
-    found = loss_exceeds(epsilon=epsilon, shift=shift)
-    assert abs(found / exact - 1) < 1e-12
-    assert found >= delta_of(epsilon=epsilon, shift=shift)
+    probability = loss_exceeds(epsilon=epsilon, shift=shift)
+    assert abs(probability / exact - 1) < 1e-12
+    assert probability >= delta_of(epsilon=epsilon, shift=shift)
 
 
 @pytest.mark.parametrize(("epsilon", "shift"), [(0.0, 1.0), (0.5, 0.4), (1.0, 1.0), (3.0, 1.5)])
-def test_the_probability_of_a_larger_loss_and_delta_are_what_sampled_losses_give(
+def test_the_probability_of_a_larger_loss_and_delta_agree_with_sampled_losses(
     epsilon: float, shift: float
 ) -> None:
-    """One release of N(s, 1) against N(0, 1): its loss at x is s·x - s²/2."""
+    """Compare a release from N(s, 1) with one from N(0, 1). The privacy loss at x is s·x - s²/2."""
     x = shift + np.random.default_rng(4).standard_normal(2_000_000)
     loss = shift * x - shift**2 / 2
     spread = 4 / math.sqrt(len(x))

@@ -1,1 +1,1 @@
-"""Webhooks from a change of state to a receiver that verifies the signature, on both databases."""
+"""Webhooks, from a state change to a receiver that verifies the signature, on both databases."""

@@ -1,13 +1,13 @@
-"""A receiver, an endpoint registered for it, and a courier with a clock of its own."""
+"""Fixtures: a receiver, an endpoint registered for it, and a courier with its own clock."""
 
 from collections.abc import Iterator
 
 import pytest
 from fastapi.testclient import TestClient
 
-from app.access.scopes import Scope
-from app.bootstrap import Services
-from app.settings import Settings
+from app.core.settings import Settings
+from app.gateway.auth.scopes import Scope
+from app.services import Services
 from tests.integration.harness import key_for
 from tests.integration.job_world import World
 from tests.integration.webhooks.world import Hook, Post, register

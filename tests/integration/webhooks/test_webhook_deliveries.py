@@ -1,4 +1,4 @@
-"""How a message is delivered: tried again, once by several couriers, dead and replayed."""
+"""Deliveries: retries, several couriers, dead deliveries and replays."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -6,11 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fastapi.testclient import TestClient
 
-from app.bootstrap import Services
-from app.db.webhooks import (
-    WebhookDelivery,
-)
-from app.webhooks import delivery, schedule
+from app.db.webhooks import WebhookDelivery
+from app.dispatcher import webhook_delivery
+from app.services import Services
 from tests import eventually
 from tests.integration.webhooks.world import (
     Hook,
@@ -22,7 +20,7 @@ from tests.integration.webhooks.world import (
 )
 from tests.webhook_receiver import Receiver, receiver
 
-# For what is not about the database: the other one would only cost time.
+# For tests that do not depend on the database.
 ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
@@ -31,7 +29,7 @@ def test_a_receiver_that_fails_is_tried_again_later_and_later(
 ) -> None:
     there.status = 503
     ready(post.services, hook)
-    for n, wait in enumerate(schedule.WAITS[:4], start=1):
+    for n, wait in enumerate(webhook_delivery.WAITS[:4], start=1):
         assert post.deliver() == 1
         assert post.deliver() == 0
         (shown,) = hook.deliveries("pending")
@@ -54,14 +52,14 @@ def test_a_sender_that_dies_before_writing_it_down_is_followed_by_another(
     hook: Hook, post: Post, there: Receiver
 ) -> None:
     ready(post.services, hook)
-    post.wire.kills_after_sending = True
+    post.sender.kills_after_sending = True
     assert post.courier.round() == 1
     post.courier.settle()
-    post.wire.kills_after_sending = False
+    post.sender.kills_after_sending = False
     assert hook.deliveries()[0]["state"] == "pending"
     other = post.another()
     assert other.round() == 0, "claimed until its lease is over"
-    post.clock.passes(seconds=delivery.LEASE.total_seconds() + 1)
+    post.clock.passes(seconds=webhook_delivery.LEASE.total_seconds() + 1)
     assert other.round() == 1
     other.close()
     first, second = there.received
@@ -71,19 +69,19 @@ def test_a_sender_that_dies_before_writing_it_down_is_followed_by_another(
 
 
 def test_an_attempt_that_was_overtaken_has_nothing_to_say(hook: Hook, post: Post, there: Receiver) -> None:
-    """It was held up for longer than its lease; another has delivered meanwhile."""
+    """The attempt takes longer than its lease, and another one delivers the message meanwhile."""
     ready(post.services, hook)
     there.status = 500
     other = post.another()
 
     def overtake() -> None:
-        post.wire.meanwhile = lambda: None
+        post.sender.meanwhile = lambda: None
         there.status = 200
         post.clock.passes(minutes=5)
         assert other.round() == 1
         other.settle()
 
-    post.wire.meanwhile = overtake
+    post.sender.meanwhile = overtake
     assert post.courier.round() == 1
     post.courier.settle()
     other.close()
@@ -115,16 +113,16 @@ def test_a_receiver_that_hangs_holds_nobody_else_up(
 ) -> None:
     with receiver() as slow:
         go_on = threading.Event()
-        slow.before_answer = lambda: go_on.wait(30)
+        slow.before_answer = lambda: go_on.wait(120)
         hanging = register(gateway, owner, slow.url)
         for _ in range(20):
             hanging.post("/test")
         hook.post("/test")
-        assert post.courier.round() == delivery.PER_ENDPOINT + 1
+        assert post.courier.round() == webhook_delivery.PER_ENDPOINT + 1
         eventually(lambda: hook.deliveries("delivered"))
         hook.post("/test")
         eventually(lambda: post.courier.round() + 1 and len(hook.deliveries("delivered")) == 2)
-        assert len(slow.received) == delivery.PER_ENDPOINT
+        assert len(slow.received) == webhook_delivery.PER_ENDPOINT
         go_on.set()
         post.courier.settle()
 
@@ -134,7 +132,7 @@ def test_after_the_last_try_it_is_dead_until_it_is_replayed(hook: Hook, post: Po
     for _ in range(2):
         ready(post.services, hook)
     exhaust(post)
-    assert len(there.received) == 2 * (len(schedule.WAITS) + 1)
+    assert len(there.received) == 2 * (len(webhook_delivery.WAITS) + 1)
     dead = hook.deliveries("dead")
     assert [shown["attempts"] for shown in dead] == [11, 11]
     assert hook.deliveries("delivered") == []
@@ -149,7 +147,7 @@ def test_after_the_last_try_it_is_dead_until_it_is_replayed(hook: Hook, post: Po
     assert len(there.received) == 2
     assert hook.post("/replay") == {"replayed": 0}
     assert {shown["state"] for shown in hook.deliveries()} == {"delivered"}
-    hook.post(f"/deliveries/{dead[0]['id']}/replay")  # a delivered one too: the receiver may have lost it
+    hook.post(f"/deliveries/{dead[0]['id']}/replay")  # delivered messages can be replayed too
     post.deliver()
     assert len(there.received) == 3
 
@@ -162,7 +160,7 @@ def test_a_replay_begins_the_schedule_anew(hook: Hook, post: Post, there: Receiv
     hook.post("/replay")
     post.deliver()
     (shown,) = hook.deliveries("pending")
-    assert shown["attempts"] == len(schedule.WAITS) + 2
+    assert shown["attempts"] == len(webhook_delivery.WAITS) + 2
 
 
 def test_gone_disables_the_endpoint_and_enabling_it_lets_the_rest_go_on(
@@ -190,7 +188,7 @@ def test_gone_said_by_the_url_before_does_not_disable_the_new_one(
 ) -> None:
     there.status = 410
     ready(post.services, hook)
-    post.wire.meanwhile = lambda: hook.patch(url=there.url + "/new")
+    post.sender.meanwhile = lambda: hook.patch(url=there.url + "/new")
     post.deliver()
     assert hook.look()["enabled"]
 
@@ -220,8 +218,8 @@ def test_a_clock_that_jumped_back_does_not_stop_deliveries(hook: Hook, post: Pos
 
 @ONE_DATABASE
 def test_a_target_inside_is_refused_when_it_is_sent_to(hook: Hook, post: Post, there: Receiver) -> None:
-    """Registered while it was allowed, or under a name that leads elsewhere now."""
-    post.wire.intranet = False
+    """The URL was registered while it was allowed, or its name now resolves to another address."""
+    post.sender.intranet = False
     ready(post.services, hook)
     assert post.deliver() == 1
     assert [shown["error"] for shown in hook.deliveries("pending")] == ["target_refused"]
@@ -232,9 +230,41 @@ def test_a_target_inside_is_refused_when_it_is_sent_to(hook: Hook, post: Post, t
 def test_the_loop_delivers_and_stops(hook: Hook, services: Services, there: Receiver) -> None:
     stop = threading.Event()
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(delivery.run, delivery.Courier(services), stop, 0.1)
+        running = thread.submit(webhook_delivery.run, webhook_delivery.Courier(services), stop, 0.1)
         hook.post("/test")
         eventually(lambda: hook.deliveries("delivered"))
         stop.set()
         running.result(30)
     assert len(there.received) == 1
+
+
+@pytest.mark.parametrize(("asked", "seconds"), [("90", 90), ("999999999", 3600), ("soon", 5), ("1", 5)])
+def test_a_receiver_may_ask_for_a_longer_wait_within_a_limit(
+    hook: Hook, post: Post, there: Receiver, asked: str, seconds: int
+) -> None:
+    there.status, there.retry_after = 429, asked
+    ready(post.services, hook)
+    assert post.deliver() == 1
+    post.clock.passes(seconds=seconds - 2)
+    assert post.deliver() == 0
+    post.clock.passes(seconds=3)
+    assert post.deliver() == 1
+
+
+def test_cloudevents_are_an_option_of_a_webhook(hook: Hook, post: Post, there: Receiver) -> None:
+    assert hook.look()["format"] == "standard"
+    assert hook.patch(format="cloudevents")["format"] == "cloudevents"
+    ready(post.services, hook)
+    assert post.deliver() == 1
+    (got,) = there.received
+    event = got.verified(hook.secret)
+    assert got.headers["content-type"] == "application/cloudevents+json"
+    assert event.keys() == {"specversion", "id", "source", "type", "time", "datacontenttype", "data"}
+    assert (event["specversion"], event["type"]) == ("1.0", "lethe.model.ready")
+    assert event["id"] == got.headers["webhook-id"]
+    assert event["data"].keys() == {"model_id", "model"}
+    hook.patch(format="standard")
+    ready(post.services, hook)
+    assert post.deliver() == 1
+    assert there.received[1].headers["content-type"] == "application/json"
+    assert there.received[1].verified(hook.secret)["type"] == "model.ready"

@@ -1,4 +1,4 @@
-"""Secrets, who may, and what is kept."""
+"""Endpoints: secrets, permissions, and what is deleted when."""
 
 from uuid import uuid4
 
@@ -6,21 +6,16 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from app.access.scopes import Scope
-from app.bootstrap import Services
-from app.db.webhooks import (
-    WebhookDelivery,
-    WebhookEndpoint,
-    WebhookEvent,
-    WebhookNotice,
-)
-from app.settings import Settings
+from app.core.settings import Settings
+from app.db.webhooks import WebhookDelivery, WebhookEndpoint, WebhookEvent, WebhookNotice
+from app.gateway.auth.scopes import Scope
+from app.services import Services
 from tests.integration.harness import key_for
 from tests.integration.job_world import World
 from tests.integration.webhooks.world import EXAMPLE, Hook, Post, count, ready, register, run_to_claim
 from tests.webhook_receiver import Receiver, receiver
 
-# For what is not about the database: the other one would only cost time.
+# For tests that do not depend on the database.
 ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
@@ -39,7 +34,7 @@ def test_both_secrets_sign_while_one_takes_the_place_of_the_other(
     hook.post("/test")
     post.deliver()
     assert there.received[1].headers["webhook-signature"].count("v1,") == 1
-    post.another().round()  # a courier's first round tidies
+    post.another().round()  # the first round of a courier deletes what has expired
     with post.services.database.reading() as session:
         assert session.scalars(select(WebhookEndpoint.previous_secret)).one() is None
 
@@ -152,7 +147,7 @@ def test_nothing_is_kept_where_nobody_listens(world: World, post: Post) -> None:
 
 @ONE_DATABASE
 class TestByDefault:
-    """Where the operator did not open the intranet."""
+    """The operator has not allowed private addresses."""
 
     @pytest.fixture
     def settings(self, settings: Settings) -> Settings:

@@ -1,23 +1,22 @@
-"""What is told, and what is not."""
+"""Which events are sent, and which are not."""
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 
-from app.access.scopes import Scope
-from app.bootstrap import Services
 from app.db import transitions
+from app.db.states import EventKind
 from app.db.tables import Batch, Model
-from app.db.webhooks import (
-    WebhookNotice,
-)
+from app.db.webhooks import WebhookNotice
+from app.gateway.auth.scopes import Scope
+from app.services import Services
 from tests.integration.harness import System, create_model, key_for
 from tests.integration.job_world import World
 from tests.integration.webhooks.world import Hook, Post, ask_both, count, register, run_to_claim
 from tests.webhook_receiver import Receiver
 
 CANARY = "canary-91c3-person"
-# For what is not about the database: the other one would only cost time.
+# For tests that do not depend on the database.
 ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
@@ -86,7 +85,7 @@ def test_failed_held_and_retried_batches_are_told(
         world.fail(run_to_claim(world, 1))
     with world.services.database.writing() as session:
         batch = session.scalars(select(Batch).where(Batch.job_id == held.job_id)).one()
-        transitions.add_event(session, batch.id, "alert", {"max_kl": 0.1}, world.clock.wall)
+        transitions.add_event(session, batch.id, EventKind.ALERT, {"max_kl": 0.1}, world.clock.wall)
     post.deliver()
     assert there.types(hook.secret) == ["batch.alert", "batch.failed", "batch.held", "erasure.failed"]
 
@@ -94,7 +93,7 @@ def test_failed_held_and_retried_batches_are_told(
 def test_an_erasure_is_completed_once_when_its_last_batch_is(
     world: World, hook: Hook, post: Post, there: Receiver
 ) -> None:
-    """Both batches end at the same moment: from within either the other looks unfinished."""
+    """Both batches end at the same moment. In either transaction the other looks unfinished."""
     ask_both(world)
     first, second = run_to_claim(world, 0), run_to_claim(world, 1)
     world.complete(first)
@@ -102,7 +101,7 @@ def test_an_erasure_is_completed_once_when_its_last_batch_is(
     assert there.types(hook.secret) == ["batch.completed"]
     world.complete(second)
     with world.services.database.writing() as session:
-        for notice in (*session.scalars(select(Batch.id)),):  # told again of both: it changes nothing
+        for notice in (*session.scalars(select(Batch.id)),):  # the same notices again: they change nothing
             session.add(WebhookNotice(kind="completed", subject_id=notice))
     post.deliver()
     assert there.types(hook.secret).count("erasure.completed") == 1

@@ -1,4 +1,4 @@
-"""What webhook tests share: a receiver, an endpoint, and a courier whose clock can be moved."""
+"""Helpers of the webhook tests: an endpoint, and a courier whose clock can be moved."""
 
 import functools
 from collections.abc import Callable
@@ -10,26 +10,26 @@ from uuid import UUID
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
-from app.bootstrap import Services
-from app.clock import now
+from app.core.clock import now
+from app.core.webhooks import targets
+from app.core.webhooks.sender import Answer, Sender
 from app.db import transitions
 from app.db.tables import Model, Task
 from app.db.webhooks import WebhookEndpoint
-from app.webhooks import targets
-from app.webhooks.delivery import Courier
-from app.webhooks.sending import Answer, Sender
+from app.dispatcher.webhook_delivery import Courier
+from app.services import Services
 from tests.integration.job_world import Attempt, World
 
 EXAMPLE = "https://hooks.example.com/lethe"
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Raised where the courier's process is killed."""
 
 
 @dataclass
 class Hook:
-    """One registered endpoint, as its tenant sees it."""
+    """A registered endpoint, as its tenant sees it."""
 
     gateway: TestClient
     headers: dict[str, str]
@@ -93,8 +93,8 @@ def _real(intranet: bool) -> Sender:
 
 
 @dataclass
-class Wire:
-    """Really sends; then it may be the end of the process, before anything is written down."""
+class KillableSender:
+    """Sends for real. Afterwards the process may be killed before anything is recorded."""
 
     intranet: bool = True
     kills_after_sending: bool = False
@@ -109,17 +109,17 @@ class Wire:
 
 
 class Post:
-    """A courier, its clock, and a wire; the waits are as the schedule has them, without chance."""
+    """A courier with its clock and sender. Its waits are exactly those of the schedule."""
 
     def __init__(self, services: Services) -> None:
-        self.services, self.clock, self.wire = services, Clock(), Wire()
+        self.services, self.clock, self.sender = services, Clock(), KillableSender()
         self.courier = self.another()
 
     def another(self) -> Courier:
-        return Courier(self.services, sender=self.wire, clock=self.clock, chance=lambda: 0.5)
+        return Courier(self.services, sender=self.sender, clock=self.clock, chance=lambda: 0.5)
 
     def deliver(self) -> int:
-        """Everything that is due now."""
+        """Deliver everything that is due now, and return the number of attempts."""
         began = 0
         while more := self.courier.round():
             began += more
@@ -128,18 +128,18 @@ class Post:
 
 
 def run_to_claim(world: World, model: int = 0) -> Attempt:
-    """Seal and start what waits for the model."""
+    """Seal the waiting requests of a model and claim the job."""
     world.flush(model)
     world.dispatchers[0].seal_due()
     world.dispatchers[0].queue_waiting_jobs()
     world.dispatchers[0].send_outbox()
-    attempt = world.claim(world.wire.messages.pop())
+    attempt = world.claim(world.queue.messages.pop())
     assert attempt is not None
     return attempt
 
 
 def ask_both(world: World) -> UUID:
-    """One erasure on both models."""
+    """Request one erasure on both models."""
     task_id, moment = world.ask(0, subjects=1), world.clock.wall
     with world.services.database.writing() as session:
         erasure_id = session.get_one(Task, task_id).erasure_id
@@ -154,13 +154,13 @@ def count(services: Services, table: type) -> int:
 
 
 def exhaust(post: Post) -> None:
-    """Until nothing is tried any more."""
+    """Let time pass until no delivery is retried any more."""
     while post.deliver():
         post.clock.passes(hours=11)
 
 
 def ready(services: Services, hook: Hook) -> None:
-    """Something happens in the tenant of this webhook."""
+    """Add a notice for the tenant of this endpoint."""
     with services.database.writing() as session:
         tenant_id = session.get_one(WebhookEndpoint, UUID(hook.shown["id"])).tenant_id
         model = session.scalars(select(Model).where(Model.tenant_id == tenant_id).limit(1)).one()

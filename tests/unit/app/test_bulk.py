@@ -1,11 +1,13 @@
+"""Reading the subjects of a bulk erasure."""
+
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.erasures.bulk import LONGEST_LINE, subjects
-from app.errors import InvalidRequest, UnsupportedMedia
+from app.gateway.erasures.bulk import MAX_LINE_BYTES, read_subjects
+from app.gateway.errors import InvalidRequest, UnsupportedMedia
 
 NDJSON, CSV = "application/x-ndjson", "text/csv; charset=utf-8"
 identifiers = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=40)
@@ -18,14 +20,14 @@ def _chunked(data: bytes, size: int) -> list[bytes]:
 @given(st.lists(identifiers, min_size=1), st.integers(1, 50))
 def test_ndjson_reads_back_whatever_the_chunks(people: list[str], size: int) -> None:
     body = "".join(json.dumps({"subject_id": person}, ensure_ascii=False) + "\n" for person in people)
-    assert list(subjects(NDJSON, _chunked(body.encode(), size))) == people
+    assert list(read_subjects(NDJSON, _chunked(body.encode(), size))) == people
 
 
 @given(st.lists(st.from_regex(r"[a-z0-9,\" ]{0,10}[a-z0-9]", fullmatch=True), min_size=1), st.integers(1, 50))
 def test_csv_reads_back_whatever_the_chunks(people: list[str], size: int) -> None:
     quoted = [person.replace('"', '""') for person in people]
     body = "other,subject_id\r\n" + "".join(f'x,"{person}"\r\n' for person in quoted)
-    assert list(subjects(CSV, _chunked(body.encode(), size))) == people
+    assert list(read_subjects(CSV, _chunked(body.encode(), size))) == people
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,7 @@ def test_csv_reads_back_whatever_the_chunks(people: list[str], size: int) -> Non
         (NDJSON, b'{"subject_id": 7}\n', "Line 1: subject_id"),
         (NDJSON, b'{"other": "a"}\n', "Line 1: subject_id"),
         (NDJSON, b'{"subject_id": "a\\u0000b"}\n', "Line 1: subject_id"),
-        (NDJSON, b'"' + b"a" * LONGEST_LINE + b'"\n', "Line 1 is longer"),
+        (NDJSON, b'"' + b"a" * MAX_LINE_BYTES + b'"\n', "Line 1 is longer"),
         (NDJSON, b"\xff\xfe\n", "Line 1 is not UTF-8"),
         (CSV, b"name\na\n", "first line must name"),
         (CSV, b"subject_id\n", "no subject"),
@@ -46,10 +48,10 @@ def test_csv_reads_back_whatever_the_chunks(people: list[str], size: int) -> Non
 )
 def test_a_bad_line_is_named_and_not_quoted(kind: str, body: bytes, said: str) -> None:
     with pytest.raises(InvalidRequest) as problem:
-        list(subjects(kind, [body]))
+        list(read_subjects(kind, [body]))
     assert said in problem.value.detail
 
 
 def test_other_media_are_refused() -> None:
     with pytest.raises(UnsupportedMedia):
-        list(subjects("application/json", [b"{}"]))
+        list(read_subjects("application/json", [b"{}"]))

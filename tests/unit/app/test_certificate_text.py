@@ -1,4 +1,4 @@
-"""Sentences of a certificate page, for format 1 and format 2."""
+"""The sentences on a certificate page, for formats 1 and 2."""
 
 import base64
 import json
@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from app.web.certificate_text import erased_sentence, text_of, warning_sentences
-from certificate import envelope, statement
-from certificate.vocabulary import ASSUMPTIONS
+from app.gateway.dashboard.certificate_pages import (
+    describe_certificate,
+    describe_erased,
+    describe_warnings,
+)
+from lethe.certificate import envelope, statement
+from lethe.certificate.vocabulary import ASSUMPTIONS
 
 GOLDEN = Path("tests/golden/v1")
 
@@ -17,8 +21,8 @@ GOLDEN = Path("tests/golden/v1")
 def test_a_certificate_of_format_1_is_still_shown_in_full(case: str) -> None:
     pack = json.loads((GOLDEN / case / "pack.json").read_bytes())
     predicate = statement.parse(envelope.parse(base64.b64decode(pack["envelope"])).payload).predicate
-    text = text_of(predicate)
-    assert text.people == predicate.deletion_set.subjects  # type: ignore[union-attr]
+    text = describe_certificate(predicate)
+    assert text.people == predicate.deletion_set.people
     assert text.origins.features
     assert text.limits
     assert all(title and sentence for title, sentence in text.assumptions)
@@ -31,11 +35,11 @@ def test_a_certificate_of_format_1_is_still_shown_in_full(case: str) -> None:
         (20, 20, "20 records of 20 people were erased from this model."),
     ],
 )
-def test_records_are_told_where_the_certificate_tells_them(
+def test_records_are_counted_where_the_certificate_counts_them(
     people: int, records: int | None, sentence: str
 ) -> None:
-    assert erased_sentence(people, records) == sentence
+    assert describe_erased(people, records) == sentence
 
 
-def test_warnings_use_the_certificates_own_words() -> None:
-    assert warning_sentences(["features-look-standardised"]) == [ASSUMPTIONS["features-look-standardised"]]
+def test_warnings_use_the_vocabulary_of_the_certificate() -> None:
+    assert describe_warnings(["features-look-standardised"]) == [ASSUMPTIONS["features-look-standardised"]]

@@ -1,4 +1,4 @@
-"""Errors leave their kind and their place in the log, never what they say."""
+"""The log has the kind and place of an error, never its message."""
 
 import json
 import subprocess
@@ -14,8 +14,8 @@ from app.db.session import Database
 
 START = """
 import asyncio, logging, threading
-from app import logs
-from app.settings import Settings
+from app.core import logging as logs
+from app.core.settings import Settings
 
 def burst():
     raise ValueError("canary")
@@ -25,7 +25,7 @@ logs.configure(Settings())
 
 
 def _logged(code: str) -> list[dict[str, Any]]:
-    """The log of a process of its own: logging is set up once in each."""
+    """Return the log lines of a new process, because logging is configured once per process."""
     ended = subprocess.run([sys.executable, "-c", START + code], capture_output=True, text=True, check=False)
     assert "canary" not in ended.stderr
     return [json.loads(line) for line in ended.stderr.splitlines()]
@@ -49,7 +49,7 @@ async def lost():
 
 async def main():
     asyncio.create_task(lost())
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)  # the task runs and ends
 
 asyncio.run(main())
 """)

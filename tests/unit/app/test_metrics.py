@@ -1,9 +1,10 @@
-"""Dashboard and alerts ask only for what `/metrics` has, in expressions that parse; stage times add up."""
+"""Alerts and panels use metrics that exist, in expressions that Prometheus accepts. Stage durations."""
 
 import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from app import migrate
-from app.bootstrap import Services
-from app.clock import new_id
-from app.metrics.durations import Event, lengths
-from app.metrics.page import Page
-from app.middleware import Metrics
-from app.settings import Settings, SettingsError
-from tests import promql
+from app.core.clock import new_id
+from app.core.settings import Settings, SettingsError
+from app.db import schema
+from app.gateway.metrics.catalogue import Metric
+from app.gateway.metrics.durations import Event, stage_durations
+from app.gateway.metrics.exposition import MetricsPage
+from app.gateway.middleware import Metrics
+from app.services import Services
 
 ROOT = Path(__file__).parents[3]
 ALERTS: list[dict[str, Any]] = [
@@ -30,24 +31,41 @@ ALERTS: list[dict[str, Any]] = [
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/lethe.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 EXPRESSIONS = sorted({rule["expr"] for rule in ALERTS} | {t["expr"] for p in PANELS for t in p["targets"]})
-OF_PROMETHEUS = {"up": {"job", "instance"}}
-OF_SCRAPING = {"job", "instance", "pod"}
+SELECTOR = re.compile(r"\b(lethe_\w+|up)\b(?:\{([^}]*)\})?")
+MATCHER = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
+PROMETHEUS_SERIES = {"up": {"job", "instance"}}
+SCRAPE_LABELS = {"job", "instance", "pod"}
+TOKEN = "a token long enough"
+
+
+def selectors(expression: str) -> dict[str, set[str]]:
+    """Return the series an expression selects, each with the labels it matches. promtool checks the rest."""
+    found: dict[str, set[str]] = {}
+    for name, matchers in SELECTOR.findall(expression):
+        found.setdefault(name, set()).update(MATCHER.findall(matchers))
+    return found
 
 
 @pytest.fixture(scope="module")
-def series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Every metric the page has, samples or not, with the labels of its samples."""
+def exposition(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a new deployment, with one HTTP request counted."""
     folder = tmp_path_factory.mktemp("metrics")
-    (folder / "token").write_text("a token long enough")
+    (folder / "token").write_text(TOKEN)
     services = Services(Settings(data_dir=folder, metrics_token_file=folder / "token"))
-    migrate.upgrade(services)
+    schema.upgrade(services.database)
     requests = Metrics()
     requests.requests.labels("GET", "/", 200).inc()
     requests.seconds.labels("GET", "/").observe(0.1)
-    text = Page(services, requests).render("Bearer a token long enough").decode()
+    text = MetricsPage(services, requests).render(f"Bearer {TOKEN}").decode()
     services.close()
+    return text
+
+
+@pytest.fixture(scope="module")
+def series(exposition: str) -> dict[str, set[str]]:
+    """Every series of the page with the labels of its samples. A family without samples has no labels."""
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(text):
+    for family in text_string_to_metric_families(exposition):
         name = f"{family.name}_total" if family.type == "counter" else family.name
         found.setdefault(name, set())
         for sample in family.samples:
@@ -55,16 +73,29 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_every_expression_parses_and_asks_for_what_there_is(
-    expression: str, series: dict[str, set[str]]
-) -> None:
-    known = series | OF_PROMETHEUS
-    for metric, labels in promql.parse(expression).metrics.items():
-        # Redis is away here; its figure is checked by the integration test.
-        assert metric in known or metric == "lethe_queue_messages", metric
-        if known.get(metric):
-            assert labels <= known[metric] | OF_SCRAPING, metric
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("NOT TESTED: promtool is not on the PATH (Debian: apt-get install prometheus)")
+    return tool
+
+
+def check_expressions(
+    promtool: str, folder: Path, expressions: Sequence[str]
+) -> subprocess.CompletedProcess[str]:
+    """Let Prometheus parse the expressions, each as a recording rule of a temporary file."""
+    rules = [{"record": f"checked:{number}", "expr": text} for number, text in enumerate(expressions)]
+    file = folder / "rules.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "checked", "rules": rules}]}))
+    return subprocess.run(
+        [promtool, "check", "rules", str(file)], capture_output=True, text=True, check=False
+    )
+
+
+def test_prometheus_accepts_every_expression(promtool: str, tmp_path: Path) -> None:
+    done = check_expressions(promtool, tmp_path, EXPRESSIONS)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -79,21 +110,61 @@ def test_every_expression_parses_and_asks_for_what_there_is(
         "5q",
     ],
 )
-def test_a_broken_expression_is_noticed(broken: str) -> None:
-    with pytest.raises(promql.NotPromQl):
-        promql.parse(broken)
+def test_prometheus_refuses_a_broken_expression(promtool: str, tmp_path: Path, broken: str) -> None:
+    assert check_expressions(promtool, tmp_path, [broken]).returncode != 0
 
 
-def test_every_figure_is_on_the_dashboard_or_watched(series: dict[str, set[str]]) -> None:
-    asked = {metric for text in EXPRESSIONS for metric in promql.parse(text).metrics}
-    told = {name for name in series if not re.search(r"_(created|bucket|sum|count)$", name)}
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check", "rules", "alerts.yml"],
+        ["test", "rules", "alerts.test.yml"],
+    ],
+    ids=" ".join,
+)
+def test_prometheus_accepts_our_files(promtool: str, command: list[str]) -> None:
+    subprocess.run([promtool, *command], cwd=ROOT / "deploy/prometheus", check=True)
+
+
+def test_prometheus_finds_no_fault_with_the_page(promtool: str, exposition: str) -> None:
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=exposition, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_every_expression_selects_series_that_exist(expression: str, series: dict[str, set[str]]) -> None:
+    known = series | PROMETHEUS_SERIES
+    assert selectors(expression)
+    for metric, labels in selectors(expression).items():
+        # There is no Redis here. An integration test covers its metric.
+        assert metric in known or metric == Metric.QUEUE_MESSAGES.metric_name, metric
+        if known.get(metric):
+            assert labels <= known[metric] | SCRAPE_LABELS, metric
+
+
+def test_every_metric_is_in_the_catalogue_with_its_labels(exposition: str) -> None:
+    declared = {metric.metric_name: set(metric.labels) for metric in Metric}
+    exposed = {family.name: family for family in text_string_to_metric_families(exposition)}
+    without_redis = {Metric.QUEUE_MESSAGES.metric_name}
+    creation_times = {name for name in exposed if name.endswith("_created")}
+    assert exposed.keys() - creation_times == declared.keys() - without_redis
+    for name, labels in declared.items():
+        for sample in exposed[name].samples if name in exposed else []:
+            assert set(sample.labels) - {"le"} == labels, name
+
+
+def test_every_metric_is_described_and_used(series: dict[str, set[str]]) -> None:
+    used = {metric for text in EXPRESSIONS for metric in selectors(text)}
+    names = {name for name in series if not re.search(r"_(created|bucket|sum|count)$", name)}
     described = (ROOT / "docs/operating.md").read_text()
-    for name in sorted(told):
+    for name in sorted(names):
         assert f"`{name}`" in described or f"`{name}{{" in described, (
-            f"docs/operating.md says nothing of {name}"
+            f"docs/operating.md does not name {name}"
         )
     helpers = {"lethe_http_request_seconds", "lethe_recent_batches", "lethe_models", "lethe_models_not_shown"}
-    assert told - asked <= helpers
+    assert names - used <= helpers
 
 
 def test_every_alert_has_a_runbook_line() -> None:
@@ -108,16 +179,6 @@ def test_every_alert_has_a_runbook_line() -> None:
         assert rule["labels"]["severity"] in ("warning", "critical")
 
 
-def test_prometheus_agrees() -> None:
-    tool = shutil.which("promtool")
-    if tool is None:
-        pytest.skip(
-            "promtool is not installed (Debian: prometheus); the rules were read by our own parser only"
-        )
-    for words in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts.test.yml"]):
-        subprocess.run([tool, *words], cwd=ROOT / "deploy/prometheus", check=True)
-
-
 def test_the_panels_are_well_formed() -> None:
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     for panel in PANELS:
@@ -127,7 +188,7 @@ def test_the_panels_are_well_formed() -> None:
         assert grid["x"] + grid["w"] <= 24
 
 
-def test_the_stages_of_a_batch_and_an_attempt_that_died() -> None:
+def test_stages_cut_off_by_a_failed_attempt_are_not_counted() -> None:
     start, batch = datetime(2027, 1, 1, tzinfo=UTC), new_id()
     story: list[tuple[float, str, dict[str, str]]] = [
         (0, "sealed", {}),
@@ -147,7 +208,7 @@ def test_the_stages_of_a_batch_and_an_attempt_that_died() -> None:
         (70, "completed", {}),
     ]
     events = [Event(batch, start + timedelta(seconds=at), kind, data) for at, kind, data in story]
-    assert list(lengths(events)) == [
+    assert list(stage_durations(events)) == [
         ("wait", 3),
         ("resolve", 2),
         ("resolve", 1),
@@ -159,11 +220,11 @@ def test_the_stages_of_a_batch_and_an_attempt_that_died() -> None:
     ]
 
 
-@pytest.mark.parametrize(("content", "said"), [(None, "No such file"), (b"short\n", "shorter than")])
-def test_a_token_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None, said: str) -> None:
+@pytest.mark.parametrize(("content", "message"), [(None, "No such file"), (b"short\n", "shorter than")])
+def test_a_token_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None, message: str) -> None:
     file = tmp_path / "token"
     if content is not None:
         file.write_bytes(content)
     services = Services(Settings(data_dir=tmp_path, metrics_token_file=file))
-    with pytest.raises(SettingsError, match=f"LETHE_METRICS_TOKEN_FILE: {said}"):
-        Page(services, Metrics())
+    with pytest.raises(SettingsError, match=f"LETHE_METRICS_TOKEN_FILE: {message}"):
+        MetricsPage(services, Metrics())

@@ -1,9 +1,11 @@
+"""Byte ranges and digests of downloads."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import RangeNotSatisfiable
-from app.versions.service import repr_digest, slice_of
+from app.gateway.errors import RangeNotSatisfiable
+from app.gateway.models.downloads import parse_range, repr_digest
 
 
 @pytest.mark.parametrize(
@@ -22,21 +24,21 @@ from app.versions.service import repr_digest, slice_of
     ],
 )
 def test_ranges(header: str | None, start: int, length: int, partial: bool) -> None:
-    part = slice_of(header, 100)
+    part = parse_range(header, 100)
     assert (part.start, part.length, part.partial) == (start, length, partial)
 
 
 @pytest.mark.parametrize("header", ["bytes=100-", "bytes=100-200", "bytes=-0", "bytes=9-3"])
 def test_ranges_outside_the_file(header: str) -> None:
     with pytest.raises(RangeNotSatisfiable) as problem:
-        slice_of(header, 100)
+        parse_range(header, 100)
     assert problem.value.headers == {"Content-Range": "bytes */100"}
 
 
 @given(st.text(max_size=40), st.integers(1, 10**12))
 def test_no_header_gives_bytes_outside_the_file(header: str, size: int) -> None:
     try:
-        part = slice_of(header, size)
+        part = parse_range(header, size)
     except RangeNotSatisfiable:
         return
     assert part.start >= 0

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from app import settings_page
-from app.settings import Settings, SettingsError, load_settings
+from app.core import settings_page
+from app.core.settings import Settings, SettingsError, load_settings
 
 
 def test_defaults_need_nothing() -> None:
@@ -22,10 +22,15 @@ def test_every_setting_is_documented() -> None:
     ("environ", "line"),
     [
         ({"LETHE_PROT": "1"}, "LETHE_PROT: unknown setting"),
-        ({"LETHE_PORT": "high"}, "LETHE_PORT: "),
-        ({"LETHE_PORT": "70000"}, "LETHE_PORT: "),
-        ({"LETHE_DEVICE": "tpu"}, "LETHE_DEVICE: "),
-        ({"LETHE_DATABASE_URL": "mysql://x"}, "LETHE_DATABASE_URL: "),
+        ({"LETHE_PORT": "high"}, "LETHE_PORT: must be a whole number"),
+        ({"LETHE_PORT": "70000"}, "LETHE_PORT: must be at most 65535"),
+        ({"LETHE_PORT": "-1"}, "LETHE_PORT: must be at least 0"),
+        ({"LETHE_LEASE_SECONDS": "0"}, "LETHE_LEASE_SECONDS: must be greater than 0"),
+        ({"LETHE_LEASE_SECONDS": "soon"}, "LETHE_LEASE_SECONDS: must be a number"),
+        ({"LETHE_DASHBOARD": "maybe"}, "LETHE_DASHBOARD: must be true or false"),
+        ({"LETHE_DEVICE": "tpu"}, "LETHE_DEVICE: must be 'auto', 'cpu', 'cuda' or 'mps'"),
+        ({"LETHE_QUEUE_NAME": "A B"}, "LETHE_QUEUE_NAME: does not have the required form"),
+        ({"LETHE_DATABASE_URL": "mysql://x"}, "LETHE_DATABASE_URL: the URL must start with sqlite:/// or "),
     ],
 )
 def test_a_bad_setting_stops_with_one_line_that_names_it(environ: dict[str, str], line: str) -> None:
@@ -49,4 +54,4 @@ def test_secrets_do_not_show() -> None:
 
 
 def test_the_page_of_settings_is_up_to_date() -> None:
-    assert settings_page.PAGE.read_text() == settings_page.render(), "run: python -m app.settings_page"
+    assert settings_page.PAGE.read_text() == settings_page.render(), "run: python -m app.core.settings_page"

@@ -1,4 +1,4 @@
-"""How every server verb begins."""
+"""The start of every server command."""
 
 import json
 import subprocess

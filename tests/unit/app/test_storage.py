@@ -1,4 +1,4 @@
-"""What storage promises, in a folder and on a real S3 server alike."""
+"""The guarantees of the storage, in a folder and on a real S3 server."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.storage import Storage, StorageError, checked
+from app.core.storage import Storage, StorageError, checked
 from tests import s3_server
 
 PATHS = ("a/x", "a/y/z", "a.chunks/1", "ab")

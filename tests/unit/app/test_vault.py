@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.clock import new_id
-from app.vault import KeyProblem, Vault, create, load, write_private
+from app.core.clock import new_id
+from app.core.vault import KeyProblem, Vault, create, load, write_private
 
 KEY = bytes(range(32))
 
@@ -16,7 +16,7 @@ def test_an_identifier_opens_in_its_own_row_only(subject: str, row: str) -> None
     vault = Vault(KEY)
     sealed = vault.encrypt(subject, row=row)
     assert vault.decrypt(sealed, row=row) == subject
-    with pytest.raises(ValueError, match="does not open"):
+    with pytest.raises(ValueError, match="cannot be decrypted"):
         vault.decrypt(sealed, row=row + "x")
 
 
@@ -69,17 +69,17 @@ def test_a_salt_and_a_statement_open_in_their_own_row_and_as_what_they_are() -> 
     signed = vault.seal_statement(statement, task_id=task, ordinal=3)
     assert vault.open_statement(signed, task_id=task, ordinal=3) == statement
     assert bytes.fromhex(salt) not in sealed
-    for place in ({"task_id": task, "ordinal": 4}, {"task_id": other, "ordinal": 3}):
-        with pytest.raises(ValueError, match="does not open"):
-            vault.open_salt(sealed, **place)
-        with pytest.raises(ValueError, match="does not open"):
-            vault.open_statement(signed, **place)
-    with pytest.raises(ValueError, match="does not open"):
+    for task_id, ordinal in ((task, 4), (other, 3)):
+        with pytest.raises(ValueError, match="cannot be decrypted"):
+            vault.open_salt(sealed, task_id=task_id, ordinal=ordinal)
+        with pytest.raises(ValueError, match="cannot be decrypted"):
+            vault.open_statement(signed, task_id=task_id, ordinal=ordinal)
+    with pytest.raises(ValueError, match="cannot be decrypted"):
         vault.open_statement(sealed, task_id=task, ordinal=3)
 
 
 def test_what_was_stored_in_the_clear_before_is_still_read() -> None:
-    vault, place = Vault(KEY), {"task_id": new_id(), "ordinal": 0}
-    assert vault.open_salt(bytes(16), **place) == "00" * 16
+    vault, task = Vault(KEY), new_id()
+    assert vault.open_salt(bytes(16), task_id=task, ordinal=0) == "00" * 16
     plain = b'{"payload":"e30=","payloadType":"x","signatures":[]}'
-    assert vault.open_statement(plain, **place) == plain
+    assert vault.open_statement(plain, task_id=task, ordinal=0) == plain

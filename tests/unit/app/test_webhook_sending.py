@@ -1,4 +1,4 @@
-"""One request: to the checked address and no other, under the name it was registered with."""
+"""The request of a webhook goes to the checked address only, under the host name of its URL."""
 
 import socket
 import ssl
@@ -13,11 +13,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from app.webhooks.sending import Answer, Failure, Sender
-from app.webhooks.targets import Resolve
+from app.core.webhooks.sender import Answer, Failure, Sender
+from app.core.webhooks.targets import Resolve
 from tests.webhook_receiver import receiver
 
-NAME = "hooks.internal.example"  # nobody's name server knows it
+NAME = "hooks.internal.example"  # no name server knows it
 
 
 def sender(resolve: Resolve = lambda *_: ["127.0.0.1"], **options: object) -> Sender:
@@ -29,7 +29,7 @@ def send(through: Sender, url: str) -> Answer:
 
 
 def test_the_name_is_resolved_once_and_its_address_dialled() -> None:
-    """A name server that says something else the second time is not asked a second time."""
+    """A name server that would give another answer the second time is not asked again."""
     answers = iter([["127.0.0.1"], ["169.254.169.254"]])
     with receiver() as there:
         assert send(sender(lambda *_: next(answers)), f"http://{NAME}:{there.port}/a?b=1") == Answer(204)
@@ -73,7 +73,7 @@ def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) ->
 
 @contextmanager
 def raw_server(answer: bytes, forever: bytes = b"") -> Iterator[str]:
-    """Says something, then drips until the other side has enough."""
+    """Serve `answer` once, then `forever` repeatedly until the client closes the connection."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
@@ -113,7 +113,7 @@ def test_nonsense_and_nobody_are_failures() -> None:
 
 @pytest.fixture
 def authority(tmp_path: Path) -> tuple[Path, ssl.SSLContext]:
-    """A certificate for NAME that vouches for itself, and a server's context with it."""
+    """Return a self-signed certificate for NAME, and the TLS context of a server that uses it."""
     key, subject = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
     moment = datetime.now(UTC)
     certificate = (
@@ -143,5 +143,5 @@ def test_the_certificate_must_prove_the_name_not_the_address(authority: tuple[Pa
         failed = Answer(failure=Failure.TLS_FAILED)
         assert send(known, f"https://other.example:{there.port}/") == failed
         assert send(known, there.url) == failed
-        assert send(sender(), f"https://{NAME}:{there.port}/") == failed  # an authority nobody knows
+        assert send(sender(), f"https://{NAME}:{there.port}/") == failed  # an unknown authority
         assert len(there.received) == 1

@@ -1,4 +1,4 @@
-"""Where a webhook may go, and where it may not."""
+"""Which URLs webhooks may be sent to."""
 
 from ipaddress import ip_address
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.webhooks import targets
-from app.webhooks.targets import TargetRefused
+from app.core.webhooks import targets
+from app.core.webhooks.targets import TargetRefused
 
 INSIDE = [
     "0.0.0.0",
@@ -66,7 +66,7 @@ def test_an_address_that_is_not_public_is_refused(address: str) -> None:
     target = targets.parse("https://hooks.example.com/", intranet=False)
     with pytest.raises(TargetRefused):
         targets.addresses(target, intranet=False, resolve=lambda *_: [address])
-    with pytest.raises(TargetRefused):  # behind a good one as well
+    with pytest.raises(TargetRefused):  # after an allowed address as well
         targets.addresses(target, intranet=False, resolve=lambda *_: ["8.8.8.8", address])
 
 

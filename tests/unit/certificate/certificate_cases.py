@@ -1,4 +1,4 @@
-"""An issuer in memory: signs, logs and packs certificates of every mechanism and tier, honest or not."""
+"""An issuer in memory that signs, logs and packs certificates of every kind, honest or not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,41 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from certificate_evidence_cases import (
+from lethe.certificate.assurance import (
+    LOSS_OF_FAMILY,
+    assumptions_for,
+    guarantee_for,
+    inequalities_of,
+    linearisation_of,
+    loss_of,
+)
+from lethe.certificate.chain import Link, extend_lifetime, since_last_retrain
+from lethe.certificate.commitment import SubjectCommitment, commit_retained, commit_subject, deletion_root
+from lethe.certificate.envelope import Envelope, sign
+from lethe.certificate.evidence import EvidenceRecord, ParentOpening, commit, commit_parent
+from lethe.certificate.keys import KeySet, PublicKey, SigningKey
+from lethe.certificate.merkle import MemoryTree, leaf_hash
+from lethe.certificate.pack import Consistency, LoggedEnvelope, Pack, build_pack
+from lethe.certificate.predicate import (
+    Bound,
+    DeletionSet,
+    EvidenceCommitment,
+    Lifetime,
+    Linearisation,
+    Noise,
+    Objective,
+    Origins,
+    Parent,
+    Predicate,
+    Runtime,
+)
+from lethe.certificate.privacy import NOISE_RESIDUAL, classical_sigma, delta_left, grid_step, sigma_for
+from lethe.certificate.receipt import Receipt, issue_receipts
+from lethe.certificate.representation import CertifiedRepresentation
+from lethe.certificate.statement import AnyStatement, Statement, serialise, statement_for, weights_file_name
+from lethe.certificate.tree_head import TreeHead, sign_tree_head
+from lethe.certificate.weights_file import header_metadata
+from tests.unit.certificate.certificate_evidence_cases import (
     DELTA,
     DIMENSION,
     EPSILON,
@@ -22,32 +56,6 @@ from certificate_evidence_cases import (
     uuid7,
 )
 
-from certificate.assurance import assumptions_for, guarantee_for, inequalities_of, loss_of
-from certificate.chain import Link, extend_lifetime, since_last_retrain
-from certificate.checkpoint import header_metadata
-from certificate.commitment import SubjectCommitment, commit_retained, commit_subject, deletion_root
-from certificate.envelope import Envelope, sign
-from certificate.evidence import EvidenceRecord, ParentOpening, commit, commit_parent
-from certificate.keys import KeySet, PublicKey, SigningKey
-from certificate.merkle import MemoryTree, leaf_hash
-from certificate.note import Checkpoint, sign_checkpoint
-from certificate.pack import Consistency, LoggedEnvelope, Pack, build_pack
-from certificate.predicate import (
-    Bound,
-    DeletionSet,
-    EvidenceCommitment,
-    Lifetime,
-    Noise,
-    Objective,
-    Origins,
-    Parent,
-    Predicate,
-    Runtime,
-)
-from certificate.privacy import NOISE_RESIDUAL, classical_sigma, delta_left, grid_step, sigma_for
-from certificate.receipt import Receipt, issue_receipts
-from certificate.statement import AnyStatement, Statement, serialise, statement_for, weights_file_name
-
 ORIGIN = "lethe.example/log"
 VERSION_0 = ParentOpening(sha256=hashlib.sha256(b"version 0").hexdigest(), salt="cd" * 16)
 BEGUN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -58,7 +66,7 @@ class Issued:
     statement: AnyStatement
     envelope: Envelope
     index: int
-    model: bytes | None
+    weights: bytes | None
     evidence: EvidenceRecord
     receipts: list[Receipt]
     earlier: list[Issued] = field(default_factory=list)
@@ -71,7 +79,7 @@ class Issued:
 
 
 def safetensors(tensors: dict[str, array[float]], metadata: dict[str, str], **more: Any) -> bytes:
-    """A safetensors file of these tensors; `more` replaces header entries."""
+    """Return a safetensors file of these tensors. `more` replaces header entries."""
     header: dict[str, Any] = {"__metadata__": metadata}
     data = b""
     for name, values in tensors.items():
@@ -89,7 +97,7 @@ def weights(step: float, count: int = DIMENSION, seed: int = 0) -> array[float]:
 
 
 def weights_file(predicate: Predicate, seed: int = 0) -> bytes:
-    """The file of a release: all weights on the grid, in two tensors."""
+    """Return the file of a release: two tensors with all weights on the grid."""
     values = weights(predicate.noise.grid_step, predicate.objective.dimension, seed)
     metadata = header_metadata(
         certificate_id=predicate.certificate_id, model=predicate.model, version=predicate.version
@@ -110,15 +118,39 @@ def needed_sigma(
     return function(epsilon=epsilon, delta=left, distance=distance)
 
 
-def objective(family: str, number: int) -> Objective:
+def linear_weights_file(predicate: Predicate, shape: tuple[int, int], seed: int = 0) -> bytes:
+    """Return the file of a linear model as the worker writes it: a matrix, a bias, F64."""
+    outputs, width = shape
+    values = array("d", weights(predicate.noise.grid_step, outputs * (width + 1), seed))
+    metadata = header_metadata(
+        certificate_id=predicate.certificate_id, model=predicate.model, version=predicate.version
+    )
+    bias = {"dtype": "F64", "shape": [outputs], "data_offsets": [0, 8 * outputs]}
+    weight = {"dtype": "F64", "shape": [outputs, width], "data_offsets": [8 * outputs, 8 * len(values)]}
+    return safetensors(
+        {"bias": values[:outputs], "weight": values[outputs:]}, metadata, bias=bias, weight=weight
+    )
+
+
+def objective(
+    family: str,
+    number: int,
+    representation: CertifiedRepresentation | None = None,
+    linearisation: Linearisation | None = None,
+) -> Objective:
+    linearised = linearisation is not None
     return Objective(
         family=family,
-        loss=loss_of(family),
+        loss="cross-entropy" if linearised and family not in LOSS_OF_FAMILY else loss_of(family),
         regularisation=LAMBDA,
-        anchor_sha256=None,
-        origins=Origins(features="as recorded", constants="none", anchor="zero"),
+        anchor_sha256="a5" * 32 if linearised else None,
+        origins=Origins(
+            features="as recorded", constants="none", anchor="public rows" if linearised else "zero"
+        ),
+        linearisation=linearisation,
         dimension=DIMENSION,
         retained_data_commitment=commit_retained(key=b"k" * 32, part_digests=["00" * 32, f"{number:064x}"]),
+        representation=representation,
     )
 
 
@@ -133,9 +165,11 @@ def deletion_set(commitments: list[SubjectCommitment]) -> DeletionSet:
 
 
 class Issuer:
-    """One model's chain in one log; `strangers` are other leaves before it.
+    """The chain of one model in one log. `strangers` is the number of other leaves before it.
 
-    `family` is that of the first certificate unless it is given: a chain keeps its objective.
+    A chain keeps its objective, so `family` defaults to that of the first certificate. `shape` is that of the
+    weight matrix of a linear model, (outputs, width). `layers` are the trained layers of a linearised
+    network, and empty for all of them.
     """
 
     def __init__(
@@ -146,9 +180,13 @@ class Issuer:
         model: str = "credit-scoring",
         model_id: str = uuid7(9),
         family: str | None = None,
+        representation: CertifiedRepresentation | None = None,
+        shape: tuple[int, int] | None = None,
+        layers: tuple[str, ...] | None = None,
     ) -> None:
         self.key = key or SigningKey.generate()
         self.model, self.model_id, self.family = model, model_id, family
+        self.representation, self.shape, self.layers = representation, shape, layers
         self.log = MemoryTree([leaf_hash(bytes([k]) * 32) for k in range(strangers)])
         self.keys = KeySet(keys=(PublicKey.of(self.key),))
         self.chain: list[Issued] = []
@@ -172,6 +210,7 @@ class Issuer:
         retrain = rule == "retrain"
         epsilon, delta, target = (0.0, 0.0, 0.0) if retrain else (EPSILON, DELTA, TARGET)
         sigma = needed_sigma(calibration, failure=failure)
+        linearisation = None if self.layers is None else linearisation_of(self.family, self.layers)
         return Predicate(
             certificate_id=evidence.certificate_id,
             model=self.model,
@@ -179,7 +218,7 @@ class Issuer:
             version=self.published[0] + 1,
             parent=self.parent(),
             mechanism=mechanism,
-            objective=objective(self.family, number),
+            objective=objective(self.family, number, self.representation, linearisation),
             deletion_set=deletion_set(commitments),
             guarantee=guarantee_for(
                 rule=rule,
@@ -187,8 +226,13 @@ class Issuer:
                 epsilon=epsilon,
                 delta=delta,
                 assumptions=assumptions_for(
-                    rule, assurance, sums_floating_point_noise=self.sums_floating_point_noise(mechanism)
+                    rule,
+                    assurance,
+                    sums_floating_point_noise=self.sums_floating_point_noise(mechanism),
+                    represented=self.representation is not None,
+                    linearisation=linearisation,
                 ),
+                represented=self.representation is not None,
             ),
             bound=Bound(
                 distance_target=target,
@@ -241,11 +285,11 @@ class Issuer:
         *,
         edit: dict[str, Any] | None = None,
         evidence_edit: dict[str, Any] | None = None,
-        model: bytes | None = None,
+        weights: bytes | None = None,
         people: int = 20,
         log_it: bool = True,
     ) -> Issued:
-        """A certificate of `kind`; `edit` changes parts of its predicate, like {"noise": {"sigma": 1e-9}}."""
+        """Issue a certificate of `kind`. `edit` changes its predicate, like {"noise": {"sigma": 1e-9}}."""
         number = len(self.chain) + 1
         evidence = evidence_for(kind, uuid7(number))
         opening = VERSION_0 if self.published[1] is None else None
@@ -258,14 +302,16 @@ class Issuer:
             for k in range(people)
         ]
         predicate = edited(self.predicate(kind, evidence=evidence, commitments=commitments), edit or {})
-        if model is None:
-            model = weights_file(predicate, seed=number)
+        if weights is None and self.shape is not None:
+            weights = linear_weights_file(predicate, self.shape, seed=number)
+        if weights is None:
+            weights = weights_file(predicate, seed=number)
         statement = statement_for(
             file_name=weights_file_name(predicate.model, predicate.version),
-            weights_sha256=hashlib.sha256(model).hexdigest(),
+            weights_sha256=hashlib.sha256(weights).hexdigest(),
             predicate=predicate,
         )
-        issued = self.add(statement, model=model, evidence=evidence, log_it=log_it)
+        issued = self.add(statement, weights=weights, evidence=evidence, log_it=log_it)
         issued.receipts = issue_receipts(commitments, certificate_digest=issued.envelope.digest)
         return issued
 
@@ -273,12 +319,12 @@ class Issuer:
         self,
         statement: AnyStatement,
         *,
-        model: bytes,
+        weights: bytes,
         evidence: EvidenceRecord,
         log_it: bool = True,
         payload: bytes | None = None,
     ) -> Issued:
-        """Sign and log a statement, or other bytes in its place, as the chain's next."""
+        """Sign and log a statement, or `payload` in its place, as the next of the chain."""
         if payload is None:
             payload = serialise(statement) if isinstance(statement, Statement) else statement.to_bytes()
         envelope = sign(payload, self.key)
@@ -287,19 +333,19 @@ class Issuer:
             statement=statement,
             envelope=envelope,
             index=self.log.append(leaf_hash(bytes.fromhex(envelope.digest))) if log_it else self.log.size,
-            model=None if discarded else model,
+            weights=None if discarded else weights,
             evidence=evidence,
             receipts=[],
             earlier=list(self.chain),
         )
         self.chain.append(issued)
         if not discarded:
-            self.published = (statement.predicate.version, hashlib.sha256(model).hexdigest())
+            self.published = (statement.predicate.version, hashlib.sha256(weights).hexdigest())
         return issued
 
     def head(self, size: int | None = None) -> str:
         size = self.log.size if size is None else size
-        return sign_checkpoint(Checkpoint(ORIGIN, size, self.log.root(size)), self.key)
+        return sign_tree_head(TreeHead(ORIGIN, size, self.log.root(size)), self.key)
 
     def logged(self, issued: Issued) -> LoggedEnvelope:
         return LoggedEnvelope(issued.envelope, issued.index, self.log.inclusion_proof(issued.index))
@@ -327,7 +373,7 @@ class Issuer:
 
 
 def edited(predicate: Predicate, edit: dict[str, Any]) -> Predicate:
-    """The predicate with parts replaced and not validated: a dishonest issuer validates nothing."""
+    """Return the predicate with parts replaced but not validated, as a dishonest issuer would."""
     return predicate.model_copy(
         update={
             name: getattr(predicate, name).model_copy(update=change) if isinstance(change, dict) else change

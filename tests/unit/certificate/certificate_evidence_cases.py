@@ -1,19 +1,12 @@
-"""Kinds of certificate, and honest evidence for each."""
+"""The kinds of certificate, and honest evidence for each."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from certificate.evidence import (
-    Curvature,
-    EvidenceRecord,
-    LanczosRun,
-    Shift,
-    TraceStep,
-    Utility,
-)
-from certificate.evidence_check import curvature_floor, distance_b1, distance_b2
+from lethe.certificate.evidence import ClassDrift, Curvature, EvidenceRecord, LanczosRun, TraceStep, Utility
+from lethe.certificate.evidence_check import curvature_floor, distance_b1, distance_b2
 
 TARGET, EPSILON, DELTA = 1e-4, 0.8, 1e-5
 LAMBDA, FAILURE, DIMENSION = 0.01, 1e-9, 1000
@@ -63,7 +56,7 @@ def lanczos(target_floor: float = 0.05) -> Curvature:
 
 
 def spread(least: float, most: float, count: int) -> tuple[float, ...]:
-    """As many Ritz values as a run of `count` steps has."""
+    """Return the Ritz values of a run of `count` steps."""
     return (least, *(least + (most - least) * k / count for k in range(1, count - 1)), most)
 
 
@@ -107,7 +100,7 @@ def evidence_for(
                 gradient_norm=gradient_norm, radius=2.0, ratio=None, accepted=True, passes=9.0, seconds=0.3
             ),
         ),
-        shift=Shift(
+        shift=ClassDrift(
             original=original,
             erased={"0": 20, "1": 5},
             retained=retained,

@@ -1,9 +1,9 @@
-"""Every field of every document, changed one at a time, signed and logged again by the real key.
+"""Changes every field of every document, one at a time, and signs and logs the result with the real key.
 
-An insider holds the key, so a signature proves nothing against them: what refuses a changed claim is that it
-no longer follows from the rest. `survey` tries all changes of one document and counts them.
+An insider holds the key, so a signature proves nothing against them. A changed claim is refused because it no
+longer follows from the rest. Each survey tries all changes of one document and counts the outcomes.
 
-    python tests/unit/certificate/certificate_mutations.py     prints the table of docs/certificate.md
+    python -m tests.unit.certificate.certificate_mutations     prints the table of docs/certificate.md
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
 
-from certificate_cases import ORIGIN, Issued, Issuer
-from certificate_v1_cases import issue_v1
-
-from certificate.envelope import sign
-from certificate.errors import UnusableInput
-from certificate.evidence import EvidenceRecord, commit
-from certificate.keys import SigningKey
-from certificate.merkle import MemoryTree, leaf_hash
-from certificate.note import Checkpoint, sign_checkpoint
-from certificate.pack import LoggedEnvelope, build_pack
-from certificate.predicate import Assurance, Inequality, Mechanism, Rule
-from certificate.verify import Report, verify
-from certificate.vocabulary import AssumptionName, Limit, Loss, Reference
+from lethe.certificate.envelope import sign
+from lethe.certificate.errors import UnusableInput
+from lethe.certificate.evidence import EvidenceRecord, commit
+from lethe.certificate.keys import SigningKey
+from lethe.certificate.merkle import MemoryTree, leaf_hash
+from lethe.certificate.pack import LoggedEnvelope, build_pack
+from lethe.certificate.predicate import Assurance, Inequality, Mechanism, Rule
+from lethe.certificate.representation import RowCheck
+from lethe.certificate.tree_head import TreeHead, sign_tree_head
+from lethe.certificate.verify import VerificationReport, verify
+from lethe.certificate.vocabulary import AssumptionName, Limit, Loss, Reference
+from tests.unit.certificate.certificate_cases import ORIGIN, Issued, Issuer
+from tests.unit.certificate.certificate_v1_cases import issue_v1
+from tests.unit.certificate.representation_cases import certified
 
 Path = tuple[str | int, ...]
 KEY = SigningKey.generate()
 _WORDS = [
     get_args(kind)
     for kind in (Mechanism, Assurance, Rule, Inequality, Loss, Reference, AssumptionName, Limit)
-] + [("analytic", "classical"), ("analytic", "sampled"), ("direct", "split")]
+] + [get_args(RowCheck), ("analytic", "classical"), ("analytic", "sampled"), ("direct", "split")]
 _DIGEST, _UUID = re.compile(r"[0-9a-f]{64}|[0-9a-f]{32}"), re.compile(r"[0-9a-f-]{36}")
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)T.*")
-_MANY = 8  # of a long list, the ends stand for all
+_MANY = 8  # of a longer list, only the ends are changed
 
 # A chain of these kinds; the certificate at `place` is changed.
 CHAINS: dict[str, tuple[str, tuple[str, ...], int]] = {
@@ -53,10 +54,13 @@ CHAINS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "the last certificate: discarded": ("softmax", ("tr-proved", "discarded-proved"), 1),
     "the last certificate: the first of its model": ("softmax", ("tr-proved",), 0),
     "the last certificate: after one of format 1": ("softmax", ("v1", "tr-proved"), 1),
+    "the last certificate: with a representation": ("softmax", ("tr-proved", "tr-proved"), 1),
+    "the last certificate: linearised": ("resnet18", ("tr-proved", "tr-proved"), 1),
     "an earlier certificate: the first": ("softmax", ("tr-proved", "tr-proved"), 0),
     "an earlier certificate: published": ("softmax", ("tr-proved", "tr-proved", "tr-proved"), 1),
     "an earlier certificate: discarded": ("softmax", ("tr-proved", "discarded-proved", "tr-proved"), 1),
     "an earlier certificate: conditional": ("mlp", ("tr-conditional", "tr-conditional"), 0),
+    "an earlier certificate: with a representation": ("softmax", ("tr-proved", "tr-proved"), 0),
     "an earlier certificate: retrain": ("mlp", ("tr-conditional", "retrain-proved", "tr-conditional"), 1),
 }
 EVIDENCE = ("tr-proved", "tr-conditional", "tr-heuristic", "retrain-proved", "guo2020-as-published")
@@ -64,7 +68,7 @@ EVIDENCE = ("tr-proved", "tr-conditional", "tr-heuristic", "retrain-proved", "gu
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change: of which field, how, and the document that results."""
+    """One change: the path of the field, the kind of change, and the resulting document."""
 
     path: Path
     how: str
@@ -78,7 +82,7 @@ class Mutation:
 
 @dataclass
 class Counts:
-    """What became of the changes of one document."""
+    """The outcomes of the changes of one document."""
 
     tried: int = 0
     refused: int = 0
@@ -88,7 +92,7 @@ class Counts:
 
 
 def mutations(document: Any) -> Iterator[Mutation]:
-    """Every change of one field, one list element, or one key of a JSON document."""
+    """Yield every change of one field, one list element or one key of a JSON document."""
     for path, value in _fields(document):
         for how, changed in _changes(value):
             copied = copy.deepcopy(document)
@@ -113,7 +117,7 @@ def _fields(value: Any, here: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _changes(value: Any) -> Iterator[tuple[str, Any]]:
-    """Changed values by type; `bool` comes before `int`, which it is in Python too."""
+    """Yield changed values by type. `bool` comes before `int`, because it is a subclass of `int`."""
     match value:
         case bool():
             yield "flipped", not value
@@ -164,23 +168,25 @@ def _lists(value: list[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def chain_of(name: str) -> tuple[Issuer, int]:
-    """An honest chain and the place of the certificate to change."""
+    """Return an honest chain and the place of the certificate to change."""
     family, kinds, place = CHAINS[name]
-    issuer = Issuer(KEY, family=family)
+    represented = name.endswith("with a representation")
+    layers = ("blocks.7", "head") if name.endswith("linearised") else None
+    issuer = Issuer(KEY, family=family, representation=certified() if represented else None, layers=layers)
     for kind in kinds:
         issue_v1(issuer) if kind == "v1" else issuer.issue(kind)
     return issuer, place
 
 
 class Insider:
-    """Holds the key: signs changed statements, logs them, and names their digests in what follows."""
+    """Holds the key. Signs and logs changed statements, and names their digests in the following ones."""
 
     def __init__(self, issuer: Issuer) -> None:
         self.issuer = issuer
         self.payloads = [json.loads(entry.envelope.payload) for entry in issuer.chain]
 
-    def report(self, place: int, statement: Any, **given: Any) -> Report | None:
-        """The verdict on the chain with one statement replaced; None if the pack cannot even be read."""
+    def report(self, place: int, statement: Any, **inputs: Any) -> VerificationReport | None:
+        """Return the report on the chain with one statement replaced, or None if the pack is unreadable."""
         envelopes = [entry.envelope for entry in self.issuer.chain[:place]]
         envelopes.append(sign(json.dumps(statement, sort_keys=True).encode(), KEY))
         for following in self.payloads[place + 1 :]:
@@ -192,7 +198,7 @@ class Insider:
         head, index = envelopes[-1], places[-1]
         pack = build_pack(
             envelope=head,
-            tree_head=sign_checkpoint(Checkpoint(ORIGIN, log.size, log.root()), KEY),
+            tree_head=sign_tree_head(TreeHead(ORIGIN, log.size, log.root()), KEY),
             index=index,
             path=log.inclusion_proof(index),
             keys=self.issuer.keys,
@@ -206,9 +212,9 @@ class Insider:
         if last.receipts:  # the last leaf's path depends on how many there are
             receipt = max(last.receipts, key=lambda entry: entry.leaf_index)
             receipts["receipt"] = receipt.model_copy(update={"certificate_digest": head.digest})
-        usual: dict[str, Any] = {"model": last.model, "evidence": last.evidence, **receipts}
+        usual: dict[str, Any] = {"weights": last.weights, "evidence": last.evidence, **receipts}
         try:
-            return verify(pack.to_bytes(), keys=self.issuer.keys, **(usual | given))
+            return verify(pack.to_bytes(), keys=self.issuer.keys, **(usual | inputs))
         except UnusableInput:
             return None
 
@@ -236,7 +242,7 @@ def survey_evidence(kind: str, allowed: Callable[[str, Mutation], str | None]) -
     issued = issuer.issue(kind)
     insider = Insider(issuer)
 
-    def report(mutation: Mutation) -> Report | None:
+    def report(mutation: Mutation) -> VerificationReport | None:
         data = json.dumps(mutation.document).encode()
         try:
             record = EvidenceRecord.read(data, "evidence")
@@ -251,7 +257,7 @@ def survey_evidence(kind: str, allowed: Callable[[str, Mutation], str | None]) -
 
 
 def survey_pack(allowed: Callable[[str, Mutation], str | None]) -> Counts:
-    """Change every field of a pack around its signed parts; the keys are pinned, a kept head is given."""
+    """Change every field of a pack outside its signed parts, with given keys and a kept tree head."""
     issuer = Issuer(KEY)
     for _ in range(3):
         issued = issuer.issue("tr-proved")
@@ -259,10 +265,10 @@ def survey_pack(allowed: Callable[[str, Mutation], str | None]) -> Counts:
     document = json.loads(issuer.pack().to_bytes())
     document["consistency"] = [entry for entry in document["consistency"] if entry["old_size"] in (2, 4)]
 
-    def report(mutation: Mutation) -> Report | None:
+    def report(mutation: Mutation) -> VerificationReport | None:
         try:
             return verify(
-                json.dumps(mutation.document).encode(), model=issued.model, keys=issuer.keys, since=kept
+                json.dumps(mutation.document).encode(), weights=issued.weights, keys=issuer.keys, since=kept
             )
         except UnusableInput:
             return None
@@ -271,14 +277,14 @@ def survey_pack(allowed: Callable[[str, Mutation], str | None]) -> Counts:
 
 
 def survey_receipt(allowed: Callable[[str, Mutation], str | None]) -> Counts:
-    """Change every field of a receipt. It is not signed: the certificate's root binds it."""
+    """Change every field of a receipt. It is not signed, but the root in the certificate binds it."""
     issuer = Issuer(KEY)
     issued: Issued = issuer.issue("tr-proved")
     pack = issuer.pack()
 
-    def report(mutation: Mutation) -> Report | None:
+    def report(mutation: Mutation) -> VerificationReport | None:
         try:
-            return verify(pack, model=issued.model, receipt=json.dumps(mutation.document).encode())
+            return verify(pack, weights=issued.weights, receipt=json.dumps(mutation.document).encode())
         except UnusableInput:
             return None
 
@@ -289,7 +295,7 @@ def survey_receipt(allowed: Callable[[str, Mutation], str | None]) -> Counts:
 def _survey(
     name: str,
     changes: Iterator[Mutation],
-    report: Callable[[Mutation], Report | None],
+    report: Callable[[Mutation], VerificationReport | None],
     allowed: Callable[[str, Mutation], str | None],
     lines: Callable[[Mutation], set[int]],
 ) -> Counts:
@@ -310,7 +316,7 @@ def _survey(
     return counts
 
 
-# The lines by which a changed field of the last certificate is refused.
+# The checklist lines that refuse a changed field of the last certificate.
 _LINES: dict[str, set[int]] = {
     "subject": {2, 3},
     "predicate.certificate_id": {2, 3, 8},
@@ -331,23 +337,21 @@ _LINES: dict[str, set[int]] = {
 
 
 def lines_of(mutation: Mutation) -> set[int]:
-    """The lines that may refuse this change."""
+    """Return the checklist lines that may refuse this change."""
     where = mutation.where
     return next((lines for prefix, lines in _LINES.items() if where.startswith(prefix)), {2})
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """A change that makes another honest claim, or none at all; `name` and `change` are patterns."""
+    """A change that makes another honest claim, or no claim. `name` and `change` are patterns."""
 
     name: str
     change: str
     reason: str
 
 
-_HEAD_ONLY = (
-    "what a certificate's own file, evidence and receipts bind is checked when it is the last of a pack"
-)
+_HEAD_ONLY = "file, evidence and receipts of a certificate are checked only when it is the last of a pack"
 ALLOWED: tuple[Allowance, ...] = (
     Allowance(".*", r".*: \+4 ulp", "numbers are compared to one part in 10¹²"),
     Allowance(
@@ -358,8 +362,10 @@ ALLOWED: tuple[Allowance, ...] = (
     Allowance(
         "(the last|an earlier).*",
         r"predicate\.(evidence: without scheme|guarantee: without estimate|objective: without warnings)"
-        r"|predicate\.parent: without (commitment|weights_sha256)",
-        "a field that holds its default says the same when it is left out",
+        r"|predicate\.parent: without (commitment|weights_sha256)"
+        r"|predicate\.objective\.representation\.declaration: without (library|normalisation)"
+        r"|predicate\.objective\.representation\.declaration\.input: without (encoding|resize|scale)",
+        "leaving out a field that has its default value does not change the statement",
     ),
     Allowance(
         "(the last|an earlier).*",
@@ -369,17 +375,17 @@ ALLOWED: tuple[Allowance, ...] = (
     Allowance(
         "(the last|an earlier).*",
         r"predicate\.deletion_set\.requests: .*",
-        "in how many requests people were named is the issuer's word; receipts show people, not requests",
+        "only the issuer vouches for the number of requests; receipts show people, not requests",
     ),
     Allowance(
         "(the last|an earlier).*",
         r"predicate\.lifetime\.cap: .*",
-        "the cap is the policy's to choose; the total is held to the one stated, and a change is reported",
+        "the policy chooses the cap; the total is compared with the stated cap, and a change is reported",
     ),
     Allowance(
         "(the last|an earlier).*",
         r"predicate\.issued_at: a day (later|earlier)",
-        "a date is what the signer wrote; only its order along the chain is checked",
+        "a date is only what the signer wrote; the verifier checks its order along the chain",
     ),
     Allowance(
         "(the last|an earlier).*",
@@ -389,12 +395,17 @@ ALLOWED: tuple[Allowance, ...] = (
     Allowance(
         "(the last|an earlier).*",
         r"predicate\.runtime(\..*|: without flags)",
-        "what ran is the issuer's word, in a fixed form; the guarantee does not rest on it",
+        "only the issuer vouches for the runtime, in a fixed form; the guarantee does not depend on it",
+    ),
+    Allowance(
+        "(the last|an earlier).*with a representation",
+        r"predicate\.objective\.representation\.row_check: the word rows-run-alone",
+        "only the issuer vouches for how rows were kept apart; both ways are honest claims",
     ),
     Allowance(
         "(the last|an earlier).*retrain",
         r"predicate\.noise\.(sigma|residual|calibration): .*|predicate\.lifetime\.delta: .*",
-        "a retrain is its own reference: it claims nothing of its noise, and its ε is 0 at every δ",
+        "a retrain is its own reference: it makes no claim about its noise, and its ε is 0 at every δ",
     ),
     Allowance(
         "the last certificate: retrain",
@@ -404,22 +415,22 @@ ALLOWED: tuple[Allowance, ...] = (
     Allowance(
         "the last certificate: tr-paper",
         r"predicate\.noise\.calibration: the word analytic",
-        "the noise stated is enough by either calibration",
+        "the stated noise is enough by either calibration",
     ),
     Allowance(
         "the last certificate: discarded|an earlier certificate: discarded",
         r"subject\.\*\.digest\.sha256: another|predicate\.certificate_id: another",
-        "the file of a discarded draw is destroyed: nothing is left to compare with",
+        "the file of a discarded draw is destroyed, so there is nothing to compare with",
     ),
     Allowance(
         "the last certificate: discarded",
         r"predicate\.mechanism: the word tr",
-        "a release in place of a discarded draw counts the same; the verdict says that no file was checked",
+        "a release counts the same as a discarded draw, and the verdict says that no file was checked",
     ),
     Allowance(
         "the last certificate: the first of its model",
         r"predicate\.(model_id|objective\.(anchor_sha256|origins\..*|regularisation)): .*",
-        "a model's first certificate has none before it to agree with",
+        "a model's first certificate has no earlier one to agree with",
     ),
     Allowance(
         "an earlier.*",
@@ -431,30 +442,30 @@ ALLOWED: tuple[Allowance, ...] = (
     Allowance(
         "evidence.*",
         r"(trace|trace\..*|solver|solver\..*|seconds_total): .*",
-        "how the solver went proves nothing; the gradient where it ended does, and the trace must end there",
+        "the path of the solver proves nothing; only the final gradient does, and the trace must end there",
     ),
-    Allowance("evidence.*", r"utility(\..*)?: .*", "what a model is worth is no part of the guarantee"),
+    Allowance("evidence.*", r"utility(\..*)?: .*", "the utility of a model is not part of the guarantee"),
     Allowance(
         "evidence.*",
         r"(gradient_norm|rounding_error|shift\.kl_.*|curvature\.ball_radius"
         r"|curvature\.runs\.\*\.(failure_probability|rounding_slack)): (-1e-9|\+1e-6)",
         "the change stays inside the gradient's own rounding error or the issuer's rounding to the safe side",
     ),
-    Allowance("evidence.*", "shift: null", "an issuer may leave out how classes moved"),
+    Allowance("evidence.*", "shift: null", "an issuer may leave out the class drift"),
     Allowance(
         "evidence.*",
         r"curvature\.(ball_radius: ×2|hessian_lipschitz_derivation: .*)",
-        "M holds on a larger ball too; how it was derived is text for an auditor",
+        "M also holds on a larger ball, and its derivation is text for an auditor",
     ),
     Allowance(
         "evidence: tr-heuristic",
         r"curvature\.hessian_lipschitz_source: the word analytic",
-        "the certificate says heuristic all the same",
+        "the certificate still says heuristic",
     ),
     Allowance(
         "evidence.*",
         r"curvature\.runs: (last removed|last twice|reversed)|curvature\.runs\.\*\..*",
-        "a run that gives no better floor, or a value between the extremes, is not what the floor rests on",
+        "the floor does not depend on a run that gives no better one, or on a value between the extremes",
     ),
     Allowance(
         "evidence: retrain-proved",
@@ -464,15 +475,15 @@ ALLOWED: tuple[Allowance, ...] = (
     Allowance(
         "evidence: guo2020.*",
         r"(method|method\..*|posterior_distance): .*",
-        "a published method's constants are repeated and not proved",
+        "the constants of a baseline are repeated, not proved",
     ),
-    Allowance("pack", r"consistency.*", "proofs from tree heads nobody asked about"),
-    Allowance("pack", r"keys\..*", "the keys were pinned: those in the pack are not used"),
+    Allowance("pack", r"consistency.*", "proofs from tree heads that the verifier did not ask about"),
+    Allowance("pack", r"keys\..*", "the verifier supplied the keys, so those in the pack are not used"),
 )
 
 
 def reason_for(name: str, mutation: Mutation) -> str | None:
-    """Why this change may pass, if it may."""
+    """Return the reason why this change may pass, or None."""
     label = f"{mutation.where}: {mutation.how}"
     for entry in ALLOWED:
         if re.fullmatch(entry.name, name) and re.fullmatch(entry.change, label):
@@ -489,7 +500,7 @@ SURVEYS: dict[str, Callable[[], Counts]] = {
 
 
 def table(surveys: dict[str, Counts]) -> str:
-    """The counts as rows of Markdown."""
+    """Return the counts as a Markdown table."""
     rows = ["| changed document | tried | refused | another honest claim |", "|---|---|---|---|"]
     for name, counts in surveys.items():
         rows.append(f"| {name} | {counts.tried:,} | {counts.refused:,} | {sum(counts.allowed.values()):,} |")

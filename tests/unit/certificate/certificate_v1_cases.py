@@ -1,4 +1,4 @@
-"""Certificates and packs of format 1, as they were issued: for chains that begin with them."""
+"""Certificates and packs of format 1 as they were issued, for chains that begin with them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import base64
 import hashlib
 from datetime import UTC, datetime
 
-from certificate_cases import Issued, Issuer, deletion_set
-from certificate_evidence_cases import DELTA, DIMENSION, EPSILON, LAMBDA, TARGET, evidence_for, uuid7
-
-from certificate.chain import RunningSum, total_epsilon
-from certificate.commitment import commit_subject
-from certificate.evidence import commit
-from certificate.merkle import leaf_hash
-from certificate.pack import Consistency, LogEntryV1, PackV1, PredecessorV1
-from certificate.predicate import Bound, EvidenceCommitment
-from certificate.predicate_v1 import (
+from lethe.certificate.chain import RunningSum, total_epsilon
+from lethe.certificate.commitment import commit_subject
+from lethe.certificate.evidence import commit
+from lethe.certificate.merkle import leaf_hash
+from lethe.certificate.pack import Consistency, LogEntryV1, PackV1, PredecessorV1
+from lethe.certificate.predicate import Bound, EvidenceCommitment
+from lethe.certificate.predicate_v1 import (
     Assumption,
     DeletionSetV1,
     GuaranteeV1,
@@ -27,12 +24,22 @@ from certificate.predicate_v1 import (
     PredicateV1,
     RuntimeV1,
 )
-from certificate.privacy import compose, sigma_for
-from certificate.statement import Digest, StatementV1, Subject
+from lethe.certificate.privacy import compose, sigma_for
+from lethe.certificate.statement import Digest, StatementV1, Subject
+from tests.unit.certificate.certificate_cases import Issued, Issuer, deletion_set
+from tests.unit.certificate.certificate_evidence_cases import (
+    DELTA,
+    DIMENSION,
+    EPSILON,
+    LAMBDA,
+    TARGET,
+    evidence_for,
+    uuid7,
+)
 
 
 def issue_v1(issuer: Issuer) -> Issued:
-    """A certificate of format 1, proved by B1, as the next of the issuer's chain."""
+    """Issue a certificate of format 1, proved by B1, as the next of the issuer's chain."""
     number = len(issuer.chain) + 1
     issuer.family = issuer.family or "softmax"
     evidence = evidence_for("tr-proved", uuid7(number))
@@ -41,7 +48,7 @@ def issue_v1(issuer: Issuer) -> Issued:
         for k in range(20)
     ]
     version, sha256 = issuer.published
-    model = b"weights of format 1, drawn in floating point: " + str(number).encode()
+    weights = b"weights of format 1, drawn in floating point: " + str(number).encode()
     sigma = sigma_for(epsilon=EPSILON, delta=DELTA, distance=TARGET)
     predicate = PredicateV1(
         certificate_id=uuid7(number),
@@ -85,8 +92,10 @@ def issue_v1(issuer: Issuer) -> Issued:
         runtime=RuntimeV1(torch="2.7.0", lethe="0.1.0", device="cpu", world_size=1, deterministic=True),
         issued_at=datetime(2025, 1, 2, tzinfo=UTC),
     )
-    subject = Subject(name="model.safetensors", digest=Digest(sha256=hashlib.sha256(model).hexdigest()))
-    return issuer.add(StatementV1(subject=(subject,), predicate=predicate), model=model, evidence=evidence)
+    subject = Subject(name="model.safetensors", digest=Digest(sha256=hashlib.sha256(weights).hexdigest()))
+    return issuer.add(
+        StatementV1(subject=(subject,), predicate=predicate), weights=weights, evidence=evidence
+    )
 
 
 def _lifetime(issuer: Issuer, shift: float) -> LifetimeV1:
@@ -107,7 +116,7 @@ def _lifetime(issuer: Issuer, shift: float) -> LifetimeV1:
 
 
 def pack_v1(issuer: Issuer, issued: Issued | None = None) -> PackV1:
-    """The pack as format 1 had it: predecessors without their places in the log."""
+    """Return a pack of format 1, whose predecessors have no places in the log."""
     issued = issued or issuer.chain[-1]
     assert issuer.log.node(0, issued.index) == leaf_hash(bytes.fromhex(issued.envelope.digest))
     return PackV1(

@@ -1,27 +1,27 @@
-"""Numbers nudged and signed again: too little noise and unfounded assurance are refused by name."""
+"""Too little noise and an unsupported assurance are refused by name, even if the issuer signs them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from certificate_cases import Issuer, needed_sigma
-from certificate_evidence_cases import DELTA, EPSILON, FAILURE, KINDS, TARGET
-from certificate_reports import KEY, failed_lines, refused, report_on, resigned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from certificate.chain import extend_lifetime
-from certificate.privacy import NOISE_RESIDUAL, epsilon_for, grid_step
-from certificate.verify import Report, verify
+from lethe.certificate.chain import extend_lifetime
+from lethe.certificate.privacy import NOISE_RESIDUAL, epsilon_for, grid_step
+from lethe.certificate.verify import VerificationReport, verify
+from tests.unit.certificate.certificate_cases import Issuer, needed_sigma
+from tests.unit.certificate.certificate_evidence_cases import DELTA, EPSILON, FAILURE, KINDS, TARGET
+from tests.unit.certificate.certificate_reports import KEY, failed_lines, refused, report_on, resigned
 
 
 def sigma(calibration: str = "analytic", **kwargs: float) -> float:
     return needed_sigma(calibration, **kwargs)
 
 
-def noise_failure(kind: str, **edit: Any) -> Report:
-    """The lifetime is recomputed honestly for the edited noise, so that line 4 alone can fail."""
+def noise_failure(kind: str, **edit: Any) -> VerificationReport:
+    """Return the report on edited noise with an honest lifetime, so that only line 4 can fail."""
     issuer = Issuer(KEY)
     issued = issuer.issue(kind)
     predicate = issued.statement.predicate
@@ -43,7 +43,7 @@ def noise_failure(kind: str, **edit: Any) -> Report:
         edit = edit | {"noise": {"grid_step": grid_step(noise["sigma"])} | noise}
     issuer = Issuer(KEY)
     issued = issuer.issue(kind, edit=edit | {"lifetime": lifetime.model_dump()})
-    return verify(issuer.pack(), model=issued.model)
+    return verify(issuer.pack(), weights=issued.weights)
 
 
 @settings(max_examples=60, deadline=None)
@@ -151,5 +151,5 @@ def test_assumptions_inequalities_and_data_independence_must_be_stated():
 
 
 def test_mechanism_and_rule_must_belong_together():
-    refused(report_on(resigned("tr-proved", mechanism="guo2020")), 5, "not bounded by")
+    refused(report_on(resigned("tr-proved", mechanism="guo2020")), 5, "cannot bound")
     assert 5 in failed_lines(report_on(resigned("tr-proved", bound={"failure_probability": 1e-9})))

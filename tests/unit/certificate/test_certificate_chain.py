@@ -1,4 +1,4 @@
-"""Skipped links, uncounted draws, sums too low, rewritten logs: each is refused by name."""
+"""Missing links, uncounted draws, understated sums and rewritten logs are refused by name."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import base64
 import json
 
 import pytest
-from certificate_cases import Issuer
-from certificate_evidence_cases import uuid7
-from certificate_reports import KEY, failed_lines, refused, report_on, resigned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from certificate.chain import Link, running_sum
-from certificate.keys import SigningKey
-from certificate.merkle import MemoryTree, leaf_hash
-from certificate.note import Checkpoint, sign_checkpoint
-from certificate.pack import EarlierHead
-from certificate.verify import verify
+from lethe.certificate.chain import Link, running_sum
+from lethe.certificate.keys import SigningKey
+from lethe.certificate.merkle import MemoryTree, leaf_hash
+from lethe.certificate.pack import EarlierHead
+from lethe.certificate.tree_head import TreeHead, sign_tree_head
+from lethe.certificate.verify import verify
+from tests.unit.certificate.certificate_cases import Issuer
+from tests.unit.certificate.certificate_evidence_cases import uuid7
+from tests.unit.certificate.certificate_reports import KEY, failed_lines, refused, report_on, resigned
 
 
 @pytest.fixture
@@ -33,10 +33,10 @@ def test_a_skipped_link_is_refused(chain):
     last = chain.chain[-1]
     for missing in range(len(links)):
         pack = chain.pack(predecessors=links[:missing] + links[missing + 1 :])
-        refused(verify(pack, model=last.model), 6, "")
-    refused(verify(chain.pack(predecessors=[]), model=last.model), 6, "holds no earlier one")
-    refused(verify(chain.pack(predecessors=links[1:]), model=last.model), 6, "earlier links are missing")
-    report = verify(chain.pack(predecessors=links[::-1]), model=last.model)
+        refused(verify(pack, weights=last.weights), 6, "")
+    refused(verify(chain.pack(predecessors=[]), weights=last.weights), 6, "contains no earlier one")
+    refused(verify(chain.pack(predecessors=links[1:]), weights=last.weights), 6, "earlier links are missing")
+    report = verify(chain.pack(predecessors=links[::-1]), weights=last.weights)
     assert failed_lines(report) == [6, 7]
     assert "as its predecessor" in report.lines[5].detail
     assert "chain's order" in report.lines[6].detail
@@ -77,7 +77,7 @@ def test_failure_probabilities_cap_and_assurance_of_the_lifetime_are_recomputed(
         6,
         "failure probabilities",
     )
-    refused(report_on(resigned("tr-proved", lifetime={"cap": 0.9})), 6, "past the cap")
+    refused(report_on(resigned("tr-proved", lifetime={"cap": 0.9})), 6, "exceeds the cap")
     refused(report_on(resigned("tr-proved", lifetime={"running_residual": 0.0})), 6, "residuals")
     refused(report_on(resigned("tr-conditional", lifetime={"assurance": "proved"})), 6, "weakest")
     refused(report_on(resigned("tr-heuristic", lifetime={"epsilon_total": 1.0})), 6, "heuristic")
@@ -91,8 +91,8 @@ def test_a_retrain_resets_the_sum():
     assert lifetime.running_shift == lifetime.release_shift
     assert report_on(issuer).verified
     # Only the links since the retrain are needed.
-    assert verify(issuer.pack(predecessors=issued.earlier[2:]), model=issued.model).verified
-    refused(verify(issuer.pack(predecessors=[]), model=issued.model), 6, "no earlier one")
+    assert verify(issuer.pack(predecessors=issued.earlier[2:]), weights=issued.weights).verified
+    refused(verify(issuer.pack(predecessors=[]), weights=issued.weights), 6, "no earlier one")
 
 
 def test_a_discarded_retrain_resets_nothing():
@@ -117,13 +117,13 @@ def test_a_predecessor_of_another_model_or_signer_is_refused(chain):
     foreign.issue()
     last, links = chain.chain[-1], chain.chain[-1].earlier
     foreign.chain[0].index = links[0].index
-    report = verify(chain.pack(predecessors=[foreign.chain[0], *links[1:]]), model=last.model)
+    report = verify(chain.pack(predecessors=[foreign.chain[0], *links[1:]]), weights=last.weights)
     assert failed_lines(report) == [6, 7]
     assert "unknown key" in report.lines[5].detail
     edited = links[0].envelope.raw.replace(b'"payloadType"', b' "payloadType"', 1)
     pack = chain.pack().model_dump()
     pack["predecessors"][0]["envelope"] = base64.b64encode(edited).decode()
-    report = verify(json.dumps(pack).encode(), model=last.model)
+    report = verify(json.dumps(pack).encode(), weights=last.weights)
     assert failed_lines(report) == [6, 7]
     assert "predecessor" in report.lines[5].detail
 
@@ -160,15 +160,15 @@ def test_a_truncated_or_rewritten_log_is_refused(chain):
     refused(report_on(chain, last, since=kept.encode()), 7, "nothing shows")
 
 
-def test_since_takes_a_bare_note_or_one_with_its_proof(chain):
+def test_since_takes_a_bare_tree_head_or_one_with_its_proof(chain):
     last = chain.chain[-1]
     bare = chain.head(4)
     path = tuple(step.hex() for step in chain.log.consistency_proof(4))
     whole = EarlierHead(checkpoint=bare, path=path)
     pack = chain.pack(consistency=())
-    assert verify(pack, model=last.model, since=whole.to_bytes()).verified
-    refused(verify(pack, model=last.model, since=bare.encode()), 7, "nothing shows")
-    assert verify(chain.pack(), model=last.model, since=bare.encode()).verified
-    foreign = sign_checkpoint(Checkpoint("other.example/log", 4, chain.log.root(4)), KEY)
+    assert verify(pack, weights=last.weights, since=whole.to_bytes()).verified
+    refused(verify(pack, weights=last.weights, since=bare.encode()), 7, "nothing shows")
+    assert verify(chain.pack(), weights=last.weights, since=bare.encode()).verified
+    foreign = sign_tree_head(TreeHead("other.example/log", 4, chain.log.root(4)), KEY)
     refused(report_on(chain, since=foreign.encode()), 7, "another log")
-    refused(report_on(chain, since=b"\xff\xfe garbage"), 7, "signed note")
+    refused(report_on(chain, since=b"\xff\xfe garbage"), 7, "not a signed tree head")

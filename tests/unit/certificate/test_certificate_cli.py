@@ -1,4 +1,4 @@
-"""The command: ✓ and ✗ lines, JSON, and three exit statuses."""
+"""The command writes ✓ and ✗ lines or JSON, and has three exit statuses."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from certificate_cases import Issuer
 
-from certificate.assurance import assumptions_for
-from certificate.cli import main, render
-from certificate.verify import verify
-from certificate.vocabulary import ASSUMPTIONS, LIMITS
+from lethe.certificate.assurance import NOT_COVERED, assumptions_for
+from lethe.certificate.cli import main, render
+from lethe.certificate.verify import verify
+from lethe.certificate.vocabulary import ASSUMPTIONS, LIMITS
+from tests.unit.certificate.certificate_cases import Issuer
 
 ISSUER = Issuer()
 ISSUED = ISSUER.issue()
@@ -21,9 +21,9 @@ ISSUED = ISSUER.issue()
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    assert ISSUED.model is not None
+    assert ISSUED.weights is not None
     (tmp_path / "pack.json").write_bytes(ISSUER.pack().to_bytes())
-    (tmp_path / "model.safetensors").write_bytes(ISSUED.model)
+    (tmp_path / "model.safetensors").write_bytes(ISSUED.weights)
     (tmp_path / "evidence.json").write_bytes(ISSUED.evidence.to_bytes())
     (tmp_path / "receipt.json").write_bytes(ISSUED.receipts[0].to_bytes())
     (tmp_path / "keys.json").write_bytes(ISSUER.keys.to_bytes())
@@ -47,7 +47,7 @@ def test_verified_is_status_zero_with_a_tick_per_line(folder, capsys):
     assert "It does not prove" in out
 
 
-def test_what_was_declared_noticed_assumed_and_left_out_is_printed():
+def test_declarations_warnings_assumptions_and_limits_are_printed():
     issuer = Issuer()
     issuer.issue(
         edit={
@@ -64,10 +64,10 @@ def test_what_was_declared_noticed_assumed_and_left_out_is_printed():
     out = "\n".join(render(report))
     for sentence in (
         "features: as recorded",
-        f"registration noticed: {ASSUMPTIONS['features-look-standardised']}",
+        f"warning from registration: {ASSUMPTIONS['features-look-standardised']}",
     ):
         assert f"  · {sentence}" in out
-    assert all(sentence in out for sentence in LIMITS.values())
+    assert all(LIMITS[name] in out for name in NOT_COVERED)
     assert ASSUMPTIONS["declared-origins"] in out
     assert ASSUMPTIONS["published-analysis"] not in out
 
@@ -76,7 +76,7 @@ def test_not_verified_is_status_one_and_names_the_check(folder, capsys):
     (folder / "model.safetensors").write_bytes(b"other")
     assert main(everything(folder)) == 1
     out = capsys.readouterr().out
-    assert "✗ 3. the model file is the one certified" in out
+    assert "✗ 3. The model file is the one certified" in out
     assert "NOT VERIFIED: check 3 failed" in out
 
 
@@ -111,7 +111,7 @@ def test_json_is_one_document_for_every_status(folder, capsys):
 def test_the_module_runs_alone_on_a_terminal_without_unicode(folder):
     """A fresh interpreter, which must not load torch, a database or the command's own dependencies."""
     code = (
-        "import sys; from certificate.cli import main; status = main(sys.argv[1:]); "
+        "import sys; from lethe.certificate.cli import main; status = main(sys.argv[1:]); "
         "loaded = {'torch', 'numpy', 'sqlalchemy', 'typer', 'rich', 'httpx'} & set(sys.modules); "
         "sys.exit(99 if loaded else status)"
     )
@@ -124,6 +124,6 @@ def test_the_module_runs_alone_on_a_terminal_without_unicode(folder):
     assert result.returncode == 0, result.stderr
     assert b"VERIFIED" in result.stdout
     module = subprocess.run(
-        [sys.executable, "-m", "certificate", *everything(folder)], capture_output=True, check=False
+        [sys.executable, "-m", "lethe.certificate", *everything(folder)], capture_output=True, check=False
     )
     assert module.returncode == 0, module.stderr

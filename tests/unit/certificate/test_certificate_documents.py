@@ -1,4 +1,4 @@
-"""What documents may say, how they are written, and what a public one must not tell."""
+"""What documents may contain, how they are serialised, and what a public one must not reveal."""
 
 from __future__ import annotations
 
@@ -9,36 +9,43 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from certificate_cases import Issuer
-from certificate_evidence_cases import KINDS, TARGET, evidence_for, uuid7
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from certificate.commitment import commit_retained
-from certificate.errors import StatementUnreadable, UnusableInput
-from certificate.evidence import EvidenceRecord, commit
-from certificate.keys import SigningKey
-from certificate.pack import Pack
-from certificate.predicate import DeletionSet, Guarantee
-from certificate.predicate_v1 import DeletionSetV1, describable
-from certificate.schema import DOCUMENTS, schema_text
-from certificate.statement import Statement, parse, serialise
+from lethe.certificate.commitment import commit_retained
+from lethe.certificate.errors import StatementUnreadable, UnusableInput
+from lethe.certificate.evidence import EvidenceRecord, commit
+from lethe.certificate.keys import SigningKey
+from lethe.certificate.pack import Pack
+from lethe.certificate.predicate import DeletionSet, Guarantee
+from lethe.certificate.predicate_v1 import DeletionSetV1, describable
+from lethe.certificate.schema import DOCUMENTS, schema_text
+from lethe.certificate.statement import Statement, parse, parse_current, serialise
+from tests.unit.certificate.certificate_cases import Issued, Issuer
+from tests.unit.certificate.certificate_evidence_cases import KINDS, TARGET, evidence_for, uuid7
 
 KEY = SigningKey.generate()
 SCHEMAS = Path(__file__).parents[3] / "docs" / "schema"
 
 
+def payload_of(issued: Issued) -> bytes:
+    """The bytes of a statement as they are signed."""
+    assert isinstance(issued.statement, Statement)
+    return serialise(issued.statement)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_mechanism_and_tier_survives_its_bytes(kind):
     issued = Issuer(KEY).issue(kind)
-    assert parse(serialise(issued.statement)) == issued.statement
-    assert serialise(parse(serialise(issued.statement))) == serialise(issued.statement)
+    payload = payload_of(issued)
+    assert parse(payload) == issued.statement
+    assert serialise(parse_current(payload)) == payload
     assert EvidenceRecord.read(issued.evidence.to_bytes(), "evidence") == issued.evidence
 
 
 def test_statement_is_an_in_toto_statement():
-    document = json.loads(serialise(Issuer(KEY).issue().statement))
+    document = json.loads(payload_of(Issuer(KEY).issue()))
     assert document["_type"] == "https://in-toto.io/Statement/v1"
     assert document["predicateType"] == "urn:lethe:predicate:certified-unlearning:v2"
     assert list(document["subject"][0]["digest"]) == ["sha256"]
@@ -52,7 +59,7 @@ def test_two_runs_that_differ_in_unnoised_values_alone_give_the_same_public_stat
             "tr-proved",
             evidence_edit={name: getattr(record, name) for name in EvidenceRecord.model_fields},
         )
-        return json.loads(serialise(issued.statement)), issued.evidence
+        return json.loads(payload_of(issued)), issued.evidence
 
     first, first_record = document(5e-7, "00" * 16)
     second, second_record = document(3e-8, "11" * 16)
@@ -65,7 +72,7 @@ def test_two_runs_that_differ_in_unnoised_values_alone_give_the_same_public_stat
 
 def test_no_exact_value_of_the_evidence_appears_in_the_statement():
     issued = Issuer(KEY).issue("tr-conditional")
-    public = serialise(issued.statement).decode()
+    public = payload_of(issued).decode()
     exact = issued.evidence
     assert exact.curvature is not None
     secrets = [
@@ -207,14 +214,14 @@ def _set(document: dict[str, Any], path: str, value: Any) -> None:
     ],
 )
 def test_what_version_2_does_not_know_is_refused(path, value):
-    document = json.loads(serialise(Issuer(KEY).issue().statement))
+    document = json.loads(payload_of(Issuer(KEY).issue()))
     _set(document, path, value)
     with pytest.raises(StatementUnreadable):
         parse(json.dumps(document).encode())
 
 
 def test_duplicate_keys_are_refused():
-    payload = serialise(Issuer(KEY).issue().statement)
+    payload = payload_of(Issuer(KEY).issue())
     doubled = payload.replace(b'"sigma":', b'"sigma":1e9,"sigma":', 1)
     with pytest.raises(StatementUnreadable, match="twice"):
         parse(doubled)
@@ -236,16 +243,17 @@ def test_arbitrary_json_is_refused_without_any_other_error(value):
 
 
 def test_records_are_frozen_and_time_is_utc():
-    statement = Issuer(KEY).issue().statement
+    issued = Issuer(KEY).issue()
+    statement = issued.statement
     with pytest.raises(ValidationError, match="frozen"):
         statement.predicate.noise.sigma = 1.0  # type: ignore[misc]
     assert statement.predicate.issued_at == datetime(2026, 1, 2, 3, 5, 5, tzinfo=UTC)
-    assert b'"issued_at":"2026-01-02T03:05:05Z"' in serialise(statement)
+    assert b'"issued_at":"2026-01-02T03:05:05Z"' in payload_of(issued)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_exported_schema_is_current(name):
-    """Stale: run `python -m certificate.schema docs/schema`."""
+    """Stale: run `python -m lethe.certificate.schema docs/schema`."""
     assert (SCHEMAS / f"{name}.json").read_text(encoding="utf-8") == schema_text(name)
 
 

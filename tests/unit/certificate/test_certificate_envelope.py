@@ -1,4 +1,4 @@
-"""DSSE over exact bytes, keys with windows over places in the log."""
+"""DSSE envelopes over exact bytes, signed by keys that are valid for a range of places in the log."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import base64
 import json
 
 import pytest
-from certificate_cases import Issuer
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from certificate.envelope import check_signature, pae, parse, sign, to_bundle
-from certificate.errors import SignatureInvalid, UnusableInput
-from certificate.keys import KeySet, PublicKey, SigningKey
+from lethe.certificate.envelope import check_signature, pae, parse, sign, to_bundle
+from lethe.certificate.errors import SignatureInvalid, UnusableInput
+from lethe.certificate.keys import KeySet, PublicKey, SigningKey
+from tests.unit.certificate.certificate_cases import Issuer
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_unknown_key_other_payload_type_and_second_bad_signature_are_refused(key
     envelope, keys = sign(b"{}", key), keyset(PublicKey.of(key))
     with pytest.raises(SignatureInvalid, match="unknown key"):
         check_signature(envelope, keyset(PublicKey.of(SigningKey.generate())), position=None)
-    with pytest.raises(SignatureInvalid, match="payload is"):
+    with pytest.raises(SignatureInvalid, match="payload type is"):
         check_signature(sign(b"{}", key, "text/plain"), keys, position=None)
     document = json.loads(envelope.raw)
     document["signatures"].append({"keyid": key.key_id, "sig": base64.b64encode(b"bad").decode()})

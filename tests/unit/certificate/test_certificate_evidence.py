@@ -6,15 +6,22 @@ import math
 from typing import Any
 
 import pytest
-from certificate_cases import Issuer
-from certificate_evidence_cases import LAMBDA, TARGET, evidence_for, lanczos, spread, uuid7
-from certificate_reports import KEY, failed_lines, refused, report_on, resigned
 
-from certificate.evidence_check import curvature_floor, distance_b1, distance_b2
-from certificate.verify import Report
+from lethe.certificate.evidence_check import curvature_floor, distance_b1, distance_b2
+from lethe.certificate.verify import VerificationReport
+from tests.unit.certificate.certificate_cases import Issuer
+from tests.unit.certificate.certificate_evidence_cases import (
+    LAMBDA,
+    TARGET,
+    evidence_for,
+    lanczos,
+    spread,
+    uuid7,
+)
+from tests.unit.certificate.certificate_reports import KEY, failed_lines, refused, report_on, resigned
 
 
-def with_evidence(kind: str, **changes: Any) -> Report:
+def with_evidence(kind: str, **changes: Any) -> VerificationReport:
     return report_on(resigned(kind, evidence_edit=changes))
 
 
@@ -42,7 +49,7 @@ def test_a_target_below_the_evidence_is_refused():
         ({"floor": 0.2}, "Ritz values give"),
         ({"floor": -0.1}, "not above 0"),
         ({"hessian_lipschitz": 1e9}, "not below 1/2"),
-        ({"kantorovich": 1e-9}, "the evidence says h"),
+        ({"kantorovich": 1e-9}, "the evidence states h"),
         ({"ball_radius": 1e-9}, "ball smaller"),
         ({"runs": ()}, "no Lanczos run"),
         ({"hessian_lipschitz_source": "sampled"}, "sampled"),
@@ -99,8 +106,8 @@ def test_a_run_lists_as_many_ritz_values_as_it_made_steps(listed):
     curvature = lanczos()
     values = spread(0.05, 1.0, listed) if listed else ()
     run = curvature.runs[0].model_copy(update={"ritz_values": values})
-    told = with_evidence("tr-conditional", curvature=curvature.model_copy(update={"runs": (run,)}))
-    refused(told, 8, f"lists {listed} Ritz values")
+    report = with_evidence("tr-conditional", curvature=curvature.model_copy(update={"runs": (run,)}))
+    refused(report, 8, f"lists {listed} Ritz values")
 
 
 def test_the_split_route_adds_lambda():
@@ -139,9 +146,9 @@ def test_evidence_of_another_certificate_is_refused():
         ("tr-proved", {"rounding_error": 1e-300}, "smaller than double precision"),
         ("tr-conditional", {"rounding_error": 0.0}, "smaller than double precision"),
         ("retrain-proved", {"distance": 1e-9}, "its own numbers give"),
-        ("tr-proved", {"paper_distance": 1.0}, "published method"),
-        ("tr-proved", {"posterior_distance": 1e-5}, "not a second one"),
-        ("guo2020-as-published", {"paper_distance": None}, "published method"),
+        ("tr-proved", {"paper_distance": 1.0}, "baseline"),
+        ("tr-proved", {"posterior_distance": 1e-5}, "states a second one"),
+        ("guo2020-as-published", {"paper_distance": None}, "baseline"),
         ("guo2020-as-published", {"paper_distance": 1.0}, "two values"),
         ("guo2020-as-published", {"posterior_distance": 1e-9}, "B1 gives"),
         ("tr-proved", {"seconds_total": 0.1}, "longer than the whole run"),
@@ -171,7 +178,7 @@ def test_the_trace_ends_where_the_release_begins_and_never_runs_backwards():
     [
         ({"erased": {"0": 19, "1": 5}}, "do not add up"),
         ({"retained": {"0": 40, "1": 36}}, "do not add up"),
-        ({"erased": {"0": 19, "1": 5}, "retained": {"0": 41, "1": 35}}, "the certificate says 25"),
+        ({"erased": {"0": 19, "1": 5}, "retained": {"0": 41, "1": 35}}, "the certificate states 25"),
         ({"kl_retained_original": 0.5}, "divergences"),
         ({"kl_original_retained": None}, "divergences"),
     ],

@@ -1,4 +1,4 @@
-"""The weights file is nothing but what the certificate counts: every other file is refused by line 3."""
+"""Line 3 refuses every weights file that contains anything but the certified weights."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from array import array
 from typing import Any
 
 import pytest
-from certificate_cases import Issuer, safetensors, weights
-from certificate_evidence_cases import DIMENSION, uuid7
-from certificate_reports import KEY, refused, report_on
 
-from certificate.checkpoint import header_metadata
+from lethe.certificate.verify import VerificationReport
+from lethe.certificate.weights_file import header_metadata
+from tests.unit.certificate.certificate_cases import Issuer, safetensors, weights
+from tests.unit.certificate.certificate_evidence_cases import DIMENSION, uuid7
+from tests.unit.certificate.certificate_reports import KEY, refused, report_on
 
 STEP = Issuer(KEY).issue().predicate.noise.grid_step
 NAMES = header_metadata(certificate_id=uuid7(1), model="credit-scoring", version=1)
 
 
-def told(model: bytes) -> Any:
-    """The report on a certificate issued for exactly this file."""
+def report_for(model: bytes) -> VerificationReport:
+    """Return the report on a certificate issued for exactly this file."""
     issuer = Issuer(KEY)
-    issuer.issue(model=model)
+    issuer.issue(weights=model)
     return report_on(issuer)
 
 
@@ -31,7 +32,7 @@ def one(values: array[float], metadata: dict[str, str] | None = None, **header: 
 
 def test_a_file_of_exactly_these_weights_is_accepted_in_single_and_double_precision():
     for values in (weights(STEP), array("d", weights(STEP))):
-        report = told(one(values))
+        report = report_for(one(values))
         assert report.verified, report
         assert f"{DIMENSION} weights" in report.lines[2].detail
 
@@ -48,12 +49,12 @@ def entry(first: int, last: int, **more: Any) -> dict[str, Any]:
         (b"\xff" * 20, "not safetensors"),
         ((5).to_bytes(8, "little") + b"{", "not safetensors"),
         ((60_000).to_bytes(8, "little") + b"[" * 60_000, "not safetensors"),
-        (one(weights(STEP)) + b"\0", "the file at"),
-        (one(weights(STEP))[:-4], "the file at"),
+        (one(weights(STEP)) + b"\0", "the file ends at"),
+        (one(weights(STEP))[:-4], "the file ends at"),
         (one(weights(STEP, DIMENSION - 1)), "holds 999 weights"),
         (safetensors({"w": weights(STEP), "extra": weights(STEP, 1)}, NAMES), "holds 1001 weights"),
-        (safetensors({"w": weights(STEP, 999), "b": array("d", [STEP])}, NAMES), "all are F32"),
-        (one(weights(STEP), w=entry(0, 4 * DIMENSION, dtype="I32")), "all are F32"),
+        (safetensors({"w": weights(STEP, 999), "b": array("d", [STEP])}, NAMES), "must all be F32"),
+        (one(weights(STEP), w=entry(0, 4 * DIMENSION, dtype="I32")), "must all be F32"),
         (one(weights(STEP), w=entry(0, 4 * DIMENSION, shape=[7])), "malformed"),
         (one(weights(STEP), w=entry(0, 4 * DIMENSION, note="free text")), "malformed"),
         (one(weights(STEP), w=entry(0, 4 * DIMENSION, shape=[-1, -DIMENSION])), "malformed"),
@@ -64,12 +65,12 @@ def entry(first: int, last: int, **more: Any) -> dict[str, Any]:
         (one(weights(STEP), NAMES | {"lethe.certificate_id": uuid7(2)}), "lethe.certificate_id"),
         (one(weights(STEP), NAMES | {"lethe.version": "2"}), "lethe.version"),
         (one(weights(STEP), NAMES | {"lethe.model": "other"}), "lethe.model"),
-        (one(weights(STEP), NAMES | {"note": "hidden"}), "says more"),
+        (one(weights(STEP), NAMES | {"note": "hidden"}), "must not have"),
         (safetensors({}, NAMES), "no tensor"),
     ],
 )
 def test_any_other_file_is_refused(model, words):
-    refused(told(model), 3, words)
+    refused(report_for(model), 3, words)
 
 
 @pytest.mark.parametrize("place", [0, 500, DIMENSION - 1])
@@ -89,7 +90,7 @@ def test_any_other_file_is_refused(model, words):
 def test_a_weight_off_the_grid_is_refused_wherever_it_stands(place, typecode, value, words):
     values = array(typecode, weights(STEP))
     values[place] = value
-    refused(told(one(values)), 3, words)
+    refused(report_for(one(values)), 3, words)
 
 
 def test_a_key_that_occurs_twice_in_the_header_is_refused():
@@ -97,18 +98,20 @@ def test_a_key_that_occurs_twice_in_the_header_is_refused():
     length = int.from_bytes(model[:8], "little")
     header = model[8 : 8 + length].rstrip()
     doubled = header[:-1] + b',"w":' + json.dumps(entry(0, 4 * DIMENSION)).encode() + b"}"
-    refused(told(len(doubled).to_bytes(8, "little") + doubled + model[8 + length :]), 3, "not safetensors")
+    refused(
+        report_for(len(doubled).to_bytes(8, "little") + doubled + model[8 + length :]), 3, "not safetensors"
+    )
 
 
 def test_a_file_of_many_pieces_is_read_to_its_end(tmp_path):
     count = 600_001  # over several reads
     values = weights(STEP, count)
     issuer = Issuer(KEY)
-    issued = issuer.issue(model=one(values), edit={"objective": {"dimension": count}})
+    issued = issuer.issue(weights=one(values), edit={"objective": {"dimension": count}})
     path = tmp_path / "model.safetensors"
     path.write_bytes(one(values))
-    assert report_on(issuer, issued, model=path, evidence=None).verified
+    assert report_on(issuer, issued, weights=path, evidence=None).verified
     values[count - 1] = STEP / 4
     issuer = Issuer(KEY)
-    issued = issuer.issue(model=one(values), edit={"objective": {"dimension": count}})
+    issued = issuer.issue(weights=one(values), edit={"objective": {"dimension": count}})
     refused(report_on(issuer, issued, evidence=None), 3, "not a multiple")

@@ -1,4 +1,4 @@
-"""Our certificates, verified by code that is not ours."""
+"""Independent software verifies our certificates."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from certificate_cases import Issuer
 from cryptography.hazmat.primitives import serialization
 from securesystemslib.dsse import Envelope as OtherEnvelope
 from securesystemslib.exceptions import VerificationError as OtherError
-from securesystemslib.signer import SSlibKey
+from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]
 
-from certificate.envelope import pae, to_bundle
-from certificate.model_signature import sign_model
+from lethe.certificate.envelope import pae, to_bundle
+from lethe.certificate.model_signature import sign_model
+from tests.unit.certificate.certificate_cases import Issuer
 
 ISSUER = Issuer()
 ISSUED = ISSUER.issue("tr-conditional")
@@ -67,7 +67,7 @@ def ask_sigstore(folder: Path, bundle: dict[str, object]) -> subprocess.Complete
         input=json.dumps(question).encode(),
         cwd=folder,
         capture_output=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
 
@@ -118,15 +118,15 @@ def model_signing() -> list[str]:
     return [sys.executable, "-m", "model_signing"]
 
 
-def test_model_signing_accepts_the_checkpoint_signature(tmp_path):
+def test_model_signing_accepts_the_signature_of_the_weights_file(tmp_path):
     command = model_signing()
-    assert ISSUED.model is not None
-    sha256 = hashlib.sha256(ISSUED.model).hexdigest()
+    assert ISSUED.weights is not None
+    sha256 = hashlib.sha256(ISSUED.weights).hexdigest()
     signature = sign_model(file_name="model.safetensors", sha256=sha256, signer=ISSUER.key)
     (tmp_path / "model.sig").write_bytes(signature)
     (tmp_path / "key.pem").write_text(ISSUER.key.public_pem)
     arguments = ["verify", "key", "model.safetensors", "--signature", "model.sig", "--public_key", "key.pem"]
-    for data, accepted in [(ISSUED.model, True), (ISSUED.model + b"\0", False)]:
+    for data, accepted in [(ISSUED.weights, True), (ISSUED.weights + b"\0", False)]:
         (tmp_path / "model.safetensors").write_bytes(data)
         answer = subprocess.run([*command, *arguments], cwd=tmp_path, capture_output=True, check=False)
         assert (answer.returncode == 0) is accepted, answer

@@ -1,4 +1,4 @@
-"""Lies that an outside audit told with the real key, each signed and logged: every one is refused by name."""
+"""False claims that are signed and logged with the real key are refused by name."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from certificate_cases import Issued, Issuer, needed_sigma
-from certificate_evidence_cases import TARGET, uuid7
-from certificate_reports import KEY, failed_lines, refused, report_on
-from certificate_v1_cases import issue_v1, pack_v1
 
-from certificate.keys import KeySet, PublicKey, SigningKey
-from certificate.merkle import MemoryTree, leaf_hash
-from certificate.note import Checkpoint, sign_checkpoint
-from certificate.pack import EarlierHead, LogConsistency, Pack
-from certificate.privacy import grid_step
-from certificate.verify import Report, verify
+from lethe.certificate.keys import KeySet, PublicKey, SigningKey
+from lethe.certificate.merkle import MemoryTree, leaf_hash
+from lethe.certificate.pack import EarlierHead, LogConsistency, Pack
+from lethe.certificate.privacy import grid_step
+from lethe.certificate.tree_head import TreeHead, sign_tree_head
+from lethe.certificate.verify import VerificationReport, verify
+from tests.unit.certificate.certificate_cases import Issued, Issuer, needed_sigma
+from tests.unit.certificate.certificate_evidence_cases import TARGET, uuid7
+from tests.unit.certificate.certificate_reports import KEY, failed_lines, refused, report_on
+from tests.unit.certificate.certificate_v1_cases import issue_v1, pack_v1
 
 
-def after_a_lie(kind: str = "tr-proved", *, family: str | None = None, **edit: Any) -> Report:
-    """The report on an honest certificate whose predecessor is edited; its own sums follow from the edit."""
+def after_a_lie(kind: str = "tr-proved", *, family: str | None = None, **edit: Any) -> VerificationReport:
+    """Return the report on an honest certificate whose predecessor was edited. Its sums follow the edit."""
     issuer = Issuer(KEY, family=family)
     issuer.issue(kind, edit=edit)
     issuer.issue(kind)
@@ -49,7 +49,7 @@ def test_a_predecessor_with_half_the_noise_is_refused_though_its_sums_are_right(
         ({"epsilon_total": 0.1}, "link 0: the lifetime's ε is"),
         ({"running_residual": 0.0}, "link 0: the residuals sum to"),
         ({"assurance": "conditional"}, "link 0: the weakest release"),
-        ({"release_shift": 0.0}, "link 0: this release's shift"),
+        ({"release_shift": 0.0}, "link 0: the shift of this release"),
     ],
 )
 def test_a_predecessor_with_false_sums_is_refused(change, words):
@@ -62,7 +62,7 @@ def test_gaps_between_versions_are_refused():
     issuer = Issuer(KEY)
     issuer.issue()
     issuer.issue(edit={"version": 3, "parent": {"version": 2}})
-    refused(report_on(issuer), 6, "is not version 1, the last published")
+    refused(report_on(issuer), 6, "is not version 1, the last one published")
     issuer = Issuer(KEY)
     parent = {"version": 4, "weights_sha256": "0" * 64, "commitment": None}
     issuer.issue(edit={"version": 5, "parent": parent}, evidence_edit={"parent": None})
@@ -163,7 +163,11 @@ def test_a_certificate_of_format_2_in_a_pack_of_format_1_is_refused():
     issuer = Issuer(KEY)
     issuer.issue()
     issued = issuer.issue()
-    refused(verify(pack_v1(issuer), model=issued.model), 7, "the places of the earlier ones are missing")
+    refused(
+        verify(pack_v1(issuer), weights=issued.weights),
+        7,
+        "the places of the earlier certificates are missing",
+    )
 
 
 def test_a_sum_over_format_1_must_say_so_and_no_other_may():
@@ -183,7 +187,7 @@ def test_a_sum_over_format_1_must_say_so_and_no_other_may():
         assert failed_lines(report_on(lying)) == [line]
     pure = Issuer(KEY)
     pure.issue(edit={"guarantee": {"assumptions": issued.predicate.guarantee.assumptions}})
-    refused(report_on(pure), 6, "floating-point-noise says otherwise")
+    refused(report_on(pure), 6, "the sum includes no release of format 1")
 
 
 def test_after_a_retrain_format_1_no_longer_counts():
@@ -193,7 +197,7 @@ def test_after_a_retrain_format_1_no_longer_counts():
     issued = issuer.issue("tr-proved")
     assert issued.predicate.lifetime.assurance == "proved"
     assert report_on(issuer).verified
-    recent = verify(issuer.pack(predecessors=issued.earlier[1:]), model=issued.model)
+    recent = verify(issuer.pack(predecessors=issued.earlier[1:]), weights=issued.weights)
     assert recent.verified
 
 
@@ -212,7 +216,7 @@ def test_a_chain_of_several_releases_of_either_format_verifies_with_what_is_left
     issued = issuer.issue("tr-proved")
     assert report_on(issuer).verified
     refused(
-        verify(issuer.pack(predecessors=issued.earlier[1:]), model=issued.model),
+        verify(issuer.pack(predecessors=issued.earlier[1:]), weights=issued.weights),
         6,
         "earlier links are missing",
     )
@@ -233,8 +237,8 @@ class Rotated:
         )
         self.issuer.keys = self.keys
 
-    def verify(self, pack: Pack, issued: Issued, **given: Any) -> Report:
-        return verify(pack, model=issued.model, keys=self.keys, **given)
+    def verify(self, pack: Pack, issued: Issued, **inputs: Any) -> VerificationReport:
+        return verify(pack, weights=issued.weights, keys=self.keys, **inputs)
 
 
 def test_after_a_rotation_old_and_new_certificates_verify_under_a_head_of_the_new_key():
@@ -252,7 +256,9 @@ def test_a_pack_of_before_the_rotation_must_be_downloaded_again_or_proved_to_be_
         "Download the pack and the keys again"
         in rotated.verify(rotated.old_pack, rotated.before).lines[6].detail
     )
-    assert verify(rotated.old_pack, model=rotated.before.model).verified, "its own keys know of no rotation"
+    assert verify(rotated.old_pack, weights=rotated.before.weights).verified, (
+        "its own keys know of no rotation"
+    )
     size = rotated.issuer.log.size
     rotated.issuer.issue()
     newer = rotated.issuer.head()
@@ -292,5 +298,5 @@ def test_a_stolen_retired_key_proves_nothing_new(case):
 def test_a_head_of_a_retired_key_is_worth_nothing_to_vouch_for_another():
     rotated = Rotated()
     size = rotated.issuer.log.size
-    same = sign_checkpoint(Checkpoint("lethe.example/log", size, rotated.issuer.log.root()), rotated.old)
+    same = sign_tree_head(TreeHead("lethe.example/log", size, rotated.issuer.log.root()), rotated.old)
     refused(rotated.verify(rotated.old_pack, rotated.before, since=same.encode()), 7, "retired key")

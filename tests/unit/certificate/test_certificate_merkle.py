@@ -1,16 +1,16 @@
-"""The tree is RFC 6962's, by published vectors, by its definition and by an independent implementation."""
+"""The tree matches RFC 6962: its test vectors, its definition and an independent implementation."""
 
 from __future__ import annotations
 
 import hashlib
-import time
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pymerkle import InmemoryTree
+from pymerkle import InmemoryTree  # type: ignore[import-untyped]
 
-from certificate.merkle import (
+from lethe.certificate.merkle import (
     EMPTY_ROOT,
     MemoryTree,
     append_nodes,
@@ -144,9 +144,9 @@ def test_impossible_requests_are_refused():
 @pytest.mark.parametrize("size", [MILLION, MILLION + 1, 2**20 - 1, 2**20])
 def test_a_million_leaves_cost_logarithmic_reads(size):
     for index in (0, 1, size // 3, size - 2, size - 1):
-        assert len(reads_of(lambda node, index=index: inclusion_proof(index, size, node))) <= 40
+        assert len(reads_of(partial(inclusion_proof, index, size))) <= 40
     for old in (1, size // 3, size // 2, size - 1):
-        assert len(reads_of(lambda node, old=old: consistency_proof(old, size, node))) <= 40
+        assert len(reads_of(partial(consistency_proof, old, size))) <= 40
     assert len(reads_of(lambda node: root(size, node))) <= 20
     assert len(reads_of(lambda node: append_nodes(size, EMPTY_ROOT, node))) <= 20
 
@@ -155,30 +155,33 @@ def test_reads_are_known_in_advance_and_sufficient():
     """A store can fetch exactly these rows in one query and answer from them."""
     tree = tree_of(77)
     for old in range(1, 77):
-        wanted = reads_of(lambda node, old=old: consistency_proof(old, 77, node))
-        rows = {place: tree.nodes[place] for place in wanted}
-        assert consistency_proof(old, 77, lambda *place, rows=rows: rows[place]) == tree.consistency_proof(
-            old
-        )
+        places = reads_of(partial(consistency_proof, old, 77))
+        fetched = MemoryTree()
+        fetched.nodes = {place: tree.nodes[place] for place in places}
+        assert consistency_proof(old, 77, fetched.node) == tree.consistency_proof(old)
 
 
-def test_a_million_leaves_prove_in_milliseconds():
+def test_a_proof_among_a_million_leaves_reads_a_few_nodes_per_level():
     """The tree of a million equal leaves has one hash per level, so it needs no million rows."""
     levels = [leaf_hash(b"same")]
     for _ in range(20):
         levels.append(hashlib.sha256(b"\x01" + levels[-1] * 2).digest())
 
+    reads = 0
+
     def node(level: int, index: int) -> bytes:
+        nonlocal reads
+        reads += 1
         return levels[level]
 
     head = root(MILLION, node)
-    started = time.perf_counter()
     for index in range(0, MILLION, 10_000):
+        reads = 0
         path = inclusion_proof(index, MILLION, node)
         assert verify_inclusion(levels[0], index, MILLION, path, head)
         proof = consistency_proof(index + 1, MILLION, node)
+        assert reads <= 4 * len(levels)
         assert verify_consistency(index + 1, MILLION, proof, root(index + 1, node), head)
-    assert (time.perf_counter() - started) / 100 < 0.01
 
 
 def test_appending_writes_two_rows_per_leaf_on_average():

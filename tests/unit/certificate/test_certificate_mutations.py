@@ -1,4 +1,4 @@
-"""An insider with the key changes one field at a time: what no longer follows from the rest is refused."""
+"""An insider with the key changes one field at a time. Claims that no longer follow are refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from certificate_mutations import ALLOWED, CHAINS, SURVEYS, Counts, table
+
+from tests.unit.certificate.certificate_mutations import ALLOWED, CHAINS, SURVEYS, Counts, table
 
 PAGE = Path(__file__).parents[3] / "docs" / "certificate.md"
 
@@ -26,7 +27,7 @@ def test_every_change_is_refused_by_its_line_or_allowed_for_a_reason(name):
 
 
 def test_every_allowance_is_used_and_the_page_has_the_counts():
-    """Stale: put the output of `python tests/unit/certificate/certificate_mutations.py` on the page."""
+    """Stale: put the output of `python -m tests.unit.certificate.certificate_mutations` on the page."""
     surveys = {name: counts_of(name) for name in SURVEYS}
     used = {reason for counts in surveys.values() for reason in counts.allowed}
     assert {entry.reason for entry in ALLOWED} == used

@@ -1,4 +1,4 @@
-"""Logged "no data held" statements: signed at their place, in the log, and about one identifier."""
+"""Logged "no data held" statements are signed at their place, in the log, and about one identifier."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
-from certificate_cases import ORIGIN, Issuer
-from certificate_reports import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from certificate.commitment import IDENTIFIER_RULE_IN_WORDS
-from certificate.envelope import Envelope, sign
-from certificate.errors import ReceiptInvalid
-from certificate.keys import KeySet, PublicKey, SigningKey
-from certificate.merkle import MemoryTree, leaf_hash
-from certificate.note import Checkpoint, sign_checkpoint
-from certificate.receipt import (
+from lethe.certificate.commitment import IDENTIFIER_RULE_IN_WORDS
+from lethe.certificate.envelope import Envelope, sign
+from lethe.certificate.errors import ReceiptInvalid
+from lethe.certificate.keys import KeySet, PublicKey, SigningKey
+from lethe.certificate.merkle import MemoryTree, leaf_hash
+from lethe.certificate.receipt import (
     NO_DATA_PAYLOAD,
     NoDataHeldV1,
+    build_no_data_receipt,
     describe_no_data_held,
     is_no_data_held,
     issue_no_data_held,
-    no_data_receipt,
     verify_no_data_held,
     verify_no_data_receipt,
 )
-from certificate.verify import verify
+from lethe.certificate.tree_head import TreeHead, sign_tree_head
+from lethe.certificate.verify import verify
+from tests.unit.certificate.certificate_cases import ORIGIN, Issuer
+from tests.unit.certificate.certificate_reports import refused
 
 ISSUER = Issuer()
 ISSUED = ISSUER.issue()
@@ -38,7 +38,7 @@ PERSON = "Zoe\u0308"
 
 @dataclass
 class Log:
-    """A log of which each window of places is signed by a key."""
+    """A log whose tree heads are signed by `key`."""
 
     key: SigningKey
     tree: MemoryTree
@@ -51,9 +51,9 @@ class Log:
         return self.tree.append(leaf_hash(bytes.fromhex(envelope.digest)))
 
     def receipt(self, envelope: Envelope, index: int, keys: KeySet) -> bytes:
-        head = sign_checkpoint(Checkpoint(ORIGIN, self.tree.size, self.tree.root()), self.key)
+        head = sign_tree_head(TreeHead(ORIGIN, self.tree.size, self.tree.root()), self.key)
         path = [step.hex() for step in self.tree.inclusion_proof(index)]
-        return no_data_receipt(envelope, checkpoint=head, index=index, path=path, keys=keys).to_bytes()
+        return build_no_data_receipt(envelope, tree_head=head, index=index, path=path, keys=keys).to_bytes()
 
 
 def statement(signer: SigningKey, subject: str = PERSON) -> Envelope:
@@ -93,15 +93,15 @@ def test_it_opens_with_any_normal_form_of_the_identifier_and_with_nothing_else()
 
 def test_the_rule_is_said_in_words():
     assert IDENTIFIER_RULE_IN_WORDS in describe_no_data_held(verify_no_data_receipt(DOCUMENT, ISSUER.keys))
-    report = verify(ISSUER.pack(), model=ISSUED.model, receipt=DOCUMENT, subject=PERSON)
+    report = verify(ISSUER.pack(), weights=ISSUED.weights, receipt=DOCUMENT, subject=PERSON)
     assert report.verified
     assert IDENTIFIER_RULE_IN_WORDS in report.lines[-1].detail
-    refused(verify(ISSUER.pack(), model=ISSUED.model, receipt=DOCUMENT, subject="x"), 9, "not about")
+    refused(verify(ISSUER.pack(), weights=ISSUED.weights, receipt=DOCUMENT, subject="x"), 9, "not about")
 
 
 @given(st.integers(0, len(DOCUMENT) - 1), st.integers(1, 255))
 def test_any_changed_byte_is_refused(place, flip):
-    """Except inside the keys that came along, which a verifier does not use."""
+    """Bytes of the included keys are skipped, because a verifier does not use them."""
     start, end = DOCUMENT.index(b'"keys":'), DOCUMENT.index(b'"log":')
     if start <= place < end:
         return
@@ -121,7 +121,7 @@ def test_a_statement_that_was_never_logged_is_refused():
 
 
 def test_a_retired_key_signs_no_statement_at_a_later_place():
-    """Whoever has the old key can sign, and even have it logged; the place gives it away."""
+    """A thief can sign with the old key and even get it logged, but its place shows the forgery."""
     old, new = SigningKey.generate(), SigningKey.generate()
     log = Log.of(new, strangers=8)
     keys = KeySet(keys=(PublicKey.of(old, valid_until=6), PublicKey.of(new, valid_from=6)))
@@ -151,14 +151,14 @@ def test_a_receipt_from_before_a_rotation_verifies_with_a_later_head_and_not_wit
     keys = KeySet(keys=(PublicKey.of(old, valid_until=size + 1), PublicKey.of(new, valid_from=size)))
     for number in range(3):
         log.append(statement(new, f"person-{number}"))
-    head = sign_checkpoint(Checkpoint(ORIGIN, log.tree.size, log.tree.root()), new)
+    head = sign_tree_head(TreeHead(ORIGIN, log.tree.size, log.tree.root()), new)
     path = [step.hex() for step in log.tree.consistency_proof(size)]
     assert verify_no_data_receipt(document, keys, later=(head, path)).request_id == "r-1"
     with pytest.raises(ReceiptInvalid, match="retired"):
         verify_no_data_receipt(document, keys)
     with pytest.raises(ReceiptInvalid, match="does not extend"):
         verify_no_data_receipt(document, keys, later=(head, path[:-1]))
-    forged = sign_checkpoint(Checkpoint(ORIGIN, log.tree.size, log.tree.root()), old)
+    forged = sign_tree_head(TreeHead(ORIGIN, log.tree.size, log.tree.root()), old)
     with pytest.raises(ReceiptInvalid, match=r"valid for places|retired"):
         verify_no_data_receipt(document, keys, later=(forged, path))
 

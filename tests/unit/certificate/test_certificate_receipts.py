@@ -1,4 +1,4 @@
-"""Receipts: they lead to the certificate, open with the subject's identifier, and bind every field."""
+"""Receipts lead to the certificate, open with the person's identifier, and bind every field."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import json
 from datetime import UTC, datetime
 
 import pytest
-from certificate_cases import Issuer
-from certificate_evidence_cases import uuid7
-from certificate_reports import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from certificate.commitment import SubjectCommitment, commit_subject, deletion_root, subject_digest
-from certificate.envelope import Envelope, sign
-from certificate.errors import ReceiptInvalid, UnusableInput
-from certificate.keys import KeySet, PublicKey, SigningKey
-from certificate.receipt import (
+from lethe.certificate.commitment import SubjectCommitment, commit_subject, deletion_root, subject_digest
+from lethe.certificate.envelope import Envelope, sign
+from lethe.certificate.errors import ReceiptInvalid, UnusableInput
+from lethe.certificate.keys import KeySet, PublicKey, SigningKey
+from lethe.certificate.receipt import (
     NO_DATA_PAYLOAD,
     NoDataHeldV1,
     Receipt,
@@ -25,7 +22,10 @@ from certificate.receipt import (
     verify_no_data_held,
     verify_receipt,
 )
-from certificate.verify import verify
+from lethe.certificate.verify import verify
+from tests.unit.certificate.certificate_cases import Issuer
+from tests.unit.certificate.certificate_evidence_cases import uuid7
+from tests.unit.certificate.certificate_reports import refused
 
 ISSUER = Issuer()
 ISSUED = ISSUER.issue()
@@ -183,5 +183,5 @@ def test_no_data_held_about_a_namesake_of_another_owner_is_refused():
     issuer = Issuer(ISSUER.key, model_id=uuid7(8))
     issued = issuer.issue()
     assert issued.statement.predicate.model == ISSUER.model
-    refused(verify(issuer.pack(), model=issued.model, receipt=NO_DATA.raw), 9, "another model")
-    assert verify(ISSUER.pack(), model=ISSUED.model, receipt=NO_DATA.raw).verified
+    refused(verify(issuer.pack(), weights=issued.weights, receipt=NO_DATA.raw), 9, "another model")
+    assert verify(ISSUER.pack(), weights=ISSUED.weights, receipt=NO_DATA.raw).verified

@@ -1,23 +1,24 @@
-"""A hostile document does not fill the machine of whoever verifies it."""
+"""A hostile document does not exhaust the memory of the machine that verifies it."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
-from certificate_cases import Issuer
 from pydantic import ValidationError
 
-from certificate.errors import UnusableInput
-from certificate.evidence import EvidenceRecord
-from certificate.pack import Consistency, EarlierHead, Pack, Predecessor
-from certificate.records import MAX_CONTAINERS, MAX_DOCUMENT, MAX_ITEMS
+from lethe.certificate.errors import UnusableInput
+from lethe.certificate.evidence import EvidenceRecord
+from lethe.certificate.pack import Consistency, EarlierHead, Pack, Predecessor
+from lethe.certificate.records import MAX_CONTAINERS, MAX_DOCUMENT, MAX_ITEMS, Record
+from tests.unit.certificate.certificate_cases import Issuer
 
 _READ = """
 import resource, sys
-from certificate.errors import UnusableInput
-from certificate.pack import Pack
+from lethe.certificate.errors import UnusableInput
+from lethe.certificate.pack import Pack
 
 document = {document}
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
@@ -65,7 +66,7 @@ def test_lists_have_a_length_no_honest_document_reaches():
     issuer = Issuer()
     issued = issuer.issue()
     pack, evidence = issuer.pack(), issued.evidence
-    too_long = [
+    too_long: list[tuple[type[Record], Record, dict[str, Any]]] = [
         (Pack, pack, {"predecessors": (Predecessor(envelope="e", index=0, path=()),) * 10_001}),
         (Pack, pack, {"consistency": (Consistency(old_size=1, path=()),) * 65}),
         (EarlierHead, EarlierHead(checkpoint="c"), {"path": ("0" * 64,) * 65}),

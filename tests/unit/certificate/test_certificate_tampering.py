@@ -1,4 +1,4 @@
-"""Thousands of random changes: nothing tampered with verifies, and nothing malformed ends in a traceback."""
+"""Thousands of random changes: no altered document verifies, and no malformed one ends in a traceback."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import base64
 import json
 from typing import Any
 
-from certificate_cases import Issuer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from certificate.cli import run_verify
-from certificate.envelope import parse
-from certificate.errors import SignatureInvalid, UnusableInput
-from certificate.verify import Report, verify
+from lethe.certificate.cli import run_verify
+from lethe.certificate.envelope import parse
+from lethe.certificate.errors import SignatureInvalid, UnusableInput
+from lethe.certificate.verify import VerificationReport, verify
+from tests.unit.certificate.certificate_cases import Issuer
 
 ISSUER = Issuer(strangers=6, family="softmax")
 ISSUER.issue("tr-heuristic")
 ISSUED = ISSUER.issue("tr-proved")
 PACK = ISSUER.pack()
 HONEST = json.loads(PACK.to_bytes())
-MODEL = ISSUED.model
-assert MODEL is not None
+assert ISSUED.weights is not None
+MODEL: bytes = ISSUED.weights
 
 many = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -32,14 +32,14 @@ def flipped(data: bytes, place: int, flip: int) -> bytes:
     return bytes(changed)
 
 
-def judge(document: dict[str, Any], **given_too: Any) -> Report:
-    return verify(json.dumps(document).encode(), **({"model": MODEL} | given_too))
+def judge(document: dict[str, Any], **inputs: Any) -> VerificationReport:
+    return verify(json.dumps(document).encode(), **({"weights": MODEL} | inputs))
 
 
-def judge_or_refuse(**given_too: Any) -> Report | None:
-    """None when a document could not be read at all, which refuses it too."""
+def judge_or_refuse(**inputs: Any) -> VerificationReport | None:
+    """Return None if a document cannot be read, which also refuses it."""
     try:
-        return judge(HONEST, **given_too)
+        return judge(HONEST, **inputs)
     except UnusableInput:
         return None
 
@@ -76,8 +76,8 @@ def test_a_changed_byte_of_the_statement_is_refused_by_the_signature(place, flip
 
 @many
 @given(places(MODEL), flips)
-def test_a_changed_byte_of_the_checkpoint_is_refused(place, flip):
-    report = judge(HONEST, model=flipped(MODEL, place, flip))
+def test_a_changed_byte_of_the_weights_file_is_refused(place, flip):
+    report = judge(HONEST, weights=flipped(MODEL, place, flip))
     assert [line.number for line in report.failed] == [3]
 
 
@@ -93,8 +93,10 @@ def test_a_changed_proof_is_refused(data):
     elif what == "index":
         log["index"] = data.draw(st.integers(0, 2**53 - 1).filter(lambda index: index != ISSUED.index))
     elif what == "tree_head":
-        note = log["tree_head"].encode()
-        log["tree_head"] = flipped(note, data.draw(places(note)), data.draw(flips)).decode(errors="replace")
+        signed = log["tree_head"].encode()
+        log["tree_head"] = flipped(signed, data.draw(places(signed)), data.draw(flips)).decode(
+            errors="replace"
+        )
     elif what == "drop":
         log["path"] = log["path"][:-1]
     elif what == "add":
@@ -153,7 +155,7 @@ def test_a_pack_with_any_part_replaced_or_removed_gives_a_verdict(path, value, r
         report = judge(document)
     except UnusableInput:
         return
-    # What may change without harm: proofs nobody asked for, and the window of the key.
+    # Harmless changes: proofs that were not requested, and the range of places of the key.
     harmless = path[0] == "consistency" or path[-1] in ("valid_until", "valid_from", "algorithm")
     harmless = harmless or document == HONEST or (remove and path[-1] in ("format", "evidence", "receipt"))
     assert harmless or not report.verified, path

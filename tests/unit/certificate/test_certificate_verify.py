@@ -1,21 +1,21 @@
-"""The checklist accepts every honest certificate; signature, file and receipt checks refuse the rest."""
+"""The checklist accepts honest certificates and refuses bad signatures, files and receipts."""
 
 from __future__ import annotations
 
 import pytest
-from certificate_cases import Issuer
-from certificate_evidence_cases import KINDS
-from certificate_reports import KEY, failed_lines, refused, report_on
-from certificate_v1_cases import issue_v1, pack_v1
 
-from certificate.assurance import CONVEX_FAMILIES
-from certificate.envelope import sign
-from certificate.errors import UnusableInput
-from certificate.evidence import commit
-from certificate.keys import KeySet, PublicKey, SigningKey
-from certificate.merkle import leaf_hash
-from certificate.pack import Pack
-from certificate.verify import verify
+from lethe.certificate.assurance import CONVEX_FAMILIES
+from lethe.certificate.envelope import sign
+from lethe.certificate.errors import UnusableInput
+from lethe.certificate.evidence import commit
+from lethe.certificate.keys import KeySet, PublicKey, SigningKey
+from lethe.certificate.merkle import leaf_hash
+from lethe.certificate.pack import Pack
+from lethe.certificate.verify import verify
+from tests.unit.certificate.certificate_cases import Issuer
+from tests.unit.certificate.certificate_evidence_cases import KINDS
+from tests.unit.certificate.certificate_reports import KEY, failed_lines, refused, report_on
+from tests.unit.certificate.certificate_v1_cases import issue_v1, pack_v1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -43,7 +43,7 @@ def test_honest_certificates_verify_wherever_they_stand_in_a_chain(kind, before)
 def test_what_nobody_asked_for_is_neither_passed_nor_failed():
     issuer = Issuer(KEY)
     issued = issuer.issue()
-    report = verify(issuer.pack(), model=issued.model)
+    report = verify(issuer.pack(), weights=issued.weights)
     assert report.verified
     assert [(line.number, line.ok) for line in report.lines if not line.ok] == [(8, None)]
 
@@ -98,17 +98,17 @@ def test_a_false_place_cannot_make_a_key_valid():
     issuer.keys = KeySet(
         keys=(PublicKey.of(KEY, valid_until=issued.index), PublicKey.of(SigningKey.generate()))
     )
-    report = verify(issuer.pack(index=issued.index - 1), model=issued.model)
+    report = verify(issuer.pack(index=issued.index - 1), weights=issued.weights)
     assert 7 in failed_lines(report)
 
 
 def test_another_file_and_a_file_that_should_be_gone_are_refused():
     issuer = Issuer(KEY)
     issued = issuer.issue()
-    assert issued.model is not None
-    refused(report_on(issuer, model=issued.model + b"\0"), 3, "the certificate is for")
+    assert issued.weights is not None
+    refused(report_on(issuer, weights=issued.weights + b"\0"), 3, "the certificate is for")
     issuer.issue("discarded-proved")
-    refused(report_on(issuer, model=issued.model), 3, "destroyed")
+    refused(report_on(issuer, weights=issued.weights), 3, "destroyed")
 
 
 def test_without_the_file_there_is_a_verdict_of_its_own_that_names_what_was_not_checked():
@@ -124,7 +124,7 @@ def test_without_the_file_there_is_a_verdict_of_its_own_that_names_what_was_not_
     assert report_on(issuer).verdict == "verified"
     issuer.issue("discarded-proved")
     assert verify(issuer.pack()).verdict == "verified", "there is no file to check"
-    assert verify(issuer.pack(), model=b"a file").verdict == "not verified"
+    assert verify(issuer.pack(), weights=b"a file").verdict == "not verified"
 
 
 def test_a_certificate_of_format_1_verifies_and_says_what_its_noise_is_worth():
@@ -132,11 +132,11 @@ def test_a_certificate_of_format_1_verifies_and_says_what_its_noise_is_worth():
     issue_v1(issuer)
     issued = issue_v1(issuer)
     for pack in (pack_v1(issuer), issuer.pack()):
-        report = verify(pack.to_bytes(), model=issued.model, evidence=issued.evidence, keys=issuer.keys)
+        report = verify(pack.to_bytes(), weights=issued.weights, evidence=issued.evidence, keys=issuer.keys)
         assert report.verified, report
         assert "format 1" in report.headline
         assert "a known attack" in " ".join(report.does_not_prove)
-        unproved = "order the earlier certificates" in " ".join(report.does_not_prove)
+        unproved = "order in which the earlier certificates" in " ".join(report.does_not_prove)
         assert unproved == (pack.format == "urn:lethe:pack:v1")
 
 
@@ -145,7 +145,7 @@ def test_a_missing_model_file_is_unusable(tmp_path):
     issuer.issue()
     for path in (tmp_path / "absent", tmp_path):
         with pytest.raises(UnusableInput, match="model file"):
-            verify(issuer.pack(), model=path)
+            verify(issuer.pack(), weights=path)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_a_pack_can_carry_evidence_and_receipt():
     issuer = Issuer(KEY)
     issued = issuer.issue()
     pack = issuer.pack(evidence=issued.evidence, receipt=issued.receipts[2])
-    report = verify(Pack.read(pack.to_bytes(), "pack"), model=issued.model)
+    report = verify(Pack.read(pack.to_bytes(), "pack"), weights=issued.weights)
     assert report.verified
     assert [line.number for line in report.lines if line.ok] == list(range(1, 10))
 

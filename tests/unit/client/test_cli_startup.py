@@ -1,42 +1,42 @@
-"""The command starts fast: nothing heavy is imported before a verb needs it."""
+"""The command starts fast: nothing heavy is imported before a command needs it."""
 
 import subprocess
 import sys
 
-from client.server_verbs import points, summary
+from lethe.cli.server_commands import help_summary, installed_commands
 
 HEAVY = {"torch", "numpy", "fastapi", "sqlalchemy", "redis", "rq", "httpx", "cryptography"}
 
 
 def _run(*words: str) -> tuple[str, set[str]]:
     code = (
-        "import sys\nfrom client.cli import app\n"
+        "import sys\nfrom lethe.cli.main import app\n"
         f"try: app({list(words)!r}, prog_name='lethe')\n"
         "finally: print('\\nMODULES', *{m.partition('.')[0] for m in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    said, _, modules = done.stdout.partition("\nMODULES")
-    return said, set(modules.split())
+    output, _, modules = done.stdout.partition("\nMODULES")
+    return output, set(modules.split())
 
 
-def test_help_imports_nothing_heavy_and_lists_every_verb() -> None:
-    said, modules = _run("--help")
+def test_help_imports_nothing_heavy_and_lists_every_command() -> None:
+    output, modules = _run("--help")
     assert modules.isdisjoint(HEAVY)
-    for verb in ("model", "erase", "status", "watch", "download", "verify", "audit", "ledger", "receipts"):
-        assert f" {verb} " in said
-    for verb in points():
-        assert f" {verb} " in said
+    for name in ("model", "erase", "status", "watch", "download", "verify", "audit", "ledger", "receipts"):
+        assert f" {name} " in output
+    for name in installed_commands():
+        assert f" {name} " in output
 
 
-def test_help_of_a_verb_imports_no_server() -> None:
-    said, modules = _run("erase", "--help")
+def test_help_of_a_command_imports_nothing_heavy() -> None:
+    output, modules = _run("erase", "--help")
     assert modules.isdisjoint(HEAVY)
-    assert "--api-key" in said
-    assert "--json" in said
+    assert "--api-key" in output
+    assert "--json" in output
 
 
-def test_verbs_of_the_server_are_described_as_they_describe_themselves() -> None:
-    for name, point in points().items():
-        target = point.load()
-        said = target.info.help if hasattr(target, "registered_commands") else target.__doc__
-        assert summary(point) == said.partition("\n")[0] != "", name
+def test_server_commands_are_listed_with_the_first_line_of_their_own_help() -> None:
+    for name, entry_point in installed_commands().items():
+        target = entry_point.load()
+        own_help = target.info.help if hasattr(target, "registered_commands") else target.__doc__
+        assert help_summary(entry_point) == own_help.partition("\n")[0] != "", name

@@ -1,4 +1,4 @@
-"""Erasures on small problems, and dense twins of matrix-free operators."""
+"""Erasures on small problems, and dense counterparts of matrix-free operators."""
 
 from dataclasses import dataclass
 
@@ -7,21 +7,14 @@ import torch
 
 from worker.engine.families import Logistic, Ridge, Softmax
 from worker.engine.linear import LinearObjective
-from worker.engine.objective import (
-    EXACT,
-    CertifiedGradient,
-    Evaluation,
-    HessianOperator,
-    Objective,
-    Sampling,
-)
+from worker.engine.objective import EXACT, CertifiedGradient, Evaluation, HessianOperator, Objective, Sampling
 from worker.engine.rows import ArrayRows
-from worker.engine.training import train
+from worker.engine.trust_region import train
 
 
 @dataclass(frozen=True)
 class Erasure:
-    """The objective on the rows that stay, the minimiser on all of them, and the one to be reached."""
+    """The objective on the retained rows, the minimiser on all rows, and the minimiser to reach."""
 
     kept: LinearObjective
     start: torch.Tensor
@@ -33,7 +26,7 @@ class Erasure:
 
 
 def erasure(family: str, *, n: int = 60, erased: int = 5, lam: float = 0.05, seed: int = 0) -> Erasure:
-    """Rows on the unit sphere, without bias: the setting the publications assume."""
+    """Build an erasure with rows on the unit sphere and no bias, as the publications assume."""
     rng = np.random.default_rng(seed)
     features = rng.standard_normal((n, 5))
     features /= np.linalg.norm(features, axis=1, keepdims=True)
@@ -62,7 +55,7 @@ def dense_hessian(objective: Objective, w: torch.Tensor) -> torch.Tensor:
 
 
 class Wavy:
-    """½·λ‖w‖² + c·Σ cos w_i: smooth, not convex for c > λ, with every constant known."""
+    """½·λ‖w‖² + c·Σ cos w_i: smooth, not convex for c > λ, with known constants."""
 
     def __init__(self, *, lam: float, waves: float, dimension: int = 4) -> None:
         self.lam, self.waves, self.dimension = lam, waves, dimension

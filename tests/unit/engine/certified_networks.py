@@ -1,4 +1,4 @@
-"""Tiny networks for tests of their certification: small enough for dense Hessians and exact minimisers."""
+"""Tiny networks for certification tests, small enough for dense Hessians and exact minimisers."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ CONVOLUTIONAL = (
 def network_problem(
     spec: Spec, *, seed: int = 0, rows: int = 30, lam: float = 0.1, scale: float = 1.0
 ) -> NetworkObjective:
-    """Random rows; the anchor is a random initial point, `scale` times."""
+    """Build an objective on random rows, anchored at `scale` times a random initial point."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((rows, spec.inputs))
     y = rng.standard_normal(rows) if spec.outputs == 1 else rng.integers(0, spec.outputs, rows)
@@ -34,7 +34,7 @@ def network_problem(
 
 
 def loss_of(objective: NetworkObjective) -> Callable[[Tensor], Tensor]:
-    """f itself, differentiable."""
+    """Return f as a differentiable function."""
     ((x, y),) = objective.rows.chunks(objective.rows.count)
 
     def f(w: Tensor) -> Tensor:
@@ -46,11 +46,12 @@ def loss_of(objective: NetworkObjective) -> Callable[[Tensor], Tensor]:
 
 
 def dense_hessian(objective: NetworkObjective, w: Tensor) -> Tensor:
-    return torch.func.hessian(loss_of(objective))(w)
+    matrix: Tensor = torch.func.hessian(loss_of(objective))(w)
+    return matrix
 
 
 def minimiser(objective: NetworkObjective, start: Tensor) -> Tensor:
-    """Newton with dense Hessians, damped by their least eigenvalue, to the last digit."""
+    """Minimise to full precision by Newton steps with dense Hessians, damped by their smallest eigenvalue."""
     f = loss_of(objective)
     w = start.clone()
     for _ in range(60):

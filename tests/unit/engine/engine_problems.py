@@ -1,4 +1,4 @@
-"""Small problems shared by the engine's tests."""
+"""Small problems shared by the engine tests."""
 
 import numpy as np
 import torch

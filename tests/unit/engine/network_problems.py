@@ -1,4 +1,4 @@
-"""Tiny networks shared by tests of the network side: dense twins are affordable."""
+"""Tiny networks shared by the network tests, small enough for dense Hessians."""
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,15 @@ TINY: tuple[Spec, ...] = (
 
 
 class Plugin(nn.Module):
-    """The same function, not known layer by layer."""
+    """The same function as a plug-in, whose layers the engine does not know."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         self.inner = build(spec)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)
+        logits: Tensor = self.inner(x)
+        return logits
 
 
 def problem(
@@ -55,16 +56,17 @@ def nearby(objective: NetworkObjective, seed: int = 1, scale: float = 0.5) -> Te
 
 
 def value(objective: NetworkObjective, w: Tensor) -> Tensor:
-    """f(w) the plain way, for torch.autograd."""
+    """Return f(w) written out for torch.autograd."""
     ((x, y),) = objective.rows.chunks(objective.rows.count)
     loss = objective.loss.each(objective.logits(w, x), y).mean()
     return loss + objective.lam / 2 * (w - objective.anchor).square().sum()
 
 
 def dense_hessian(objective: NetworkObjective, w: Tensor) -> Tensor:
-    return torch.autograd.functional.hessian(lambda at: value(objective, at), w)
+    matrix: Tensor = torch.autograd.functional.hessian(lambda at: value(objective, at), w)
+    return matrix
 
 
 def dense(product: object, dimension: int) -> Tensor:
-    """The matrix of a product, column by column."""
+    """Return the matrix of a product, column by column."""
     return torch.stack([product(unit) for unit in torch.eye(dimension, dtype=torch.float64)], 1)  # type: ignore[operator]

@@ -1,17 +1,17 @@
-"""Guo et al. (2020): the step, the bound on its residual, and when it says nothing."""
+"""Guo et al. (2020): the step, the bound on its residual, and when it does not apply."""
 
 import math
 
 import pytest
 import torch
-from engine_problems import make_problem, random_point
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published_problems import Wavy, dense_hessian, erasure
 from torch.testing import assert_close
 
-from worker.engine.published.guo2020 import GuoSettings, loss_perturbation, newton_step, unlearn
-from worker.engine.published.outcome import Outcome
+from tests.unit.engine.baseline_problems import Wavy, dense_hessian, erasure
+from tests.unit.engine.engine_problems import make_problem, random_point
+from worker.engine.baselines.guo2020 import GuoSettings, loss_perturbation, newton_step, unlearn
+from worker.engine.baselines.result import Outcome
 
 WORST = GuoSettings(form="worst-case")
 

@@ -1,23 +1,23 @@
-"""LiSSA against dense inverses, and what it says when it fails."""
+"""LiSSA against dense inverses, and how it reports failure."""
 
 import math
 
 import pytest
 import torch
-from engine_problems import make_problem, random_point
-from published_problems import dense_hessian
 from torch.testing import assert_close
 
-from worker.engine.published.ceiling import curvature_ceiling
-from worker.engine.published.lissa import LissaSettings, lissa
+from tests.unit.engine.baseline_problems import dense_hessian
+from tests.unit.engine.engine_problems import make_problem, random_point
+from worker.engine.baselines.lipschitz import largest_eigenvalue
+from worker.engine.baselines.lissa import LissaSettings, lissa
 
 
 def test_power_iteration_approaches_the_largest_eigenvalue_from_below() -> None:
     objective = make_problem("softmax")
     w = random_point(objective)
     largest = float(torch.linalg.eigvalsh(dense_hessian(objective, w))[-1])
-    few = curvature_ceiling(objective.hessian(w), w, iterations=2)
-    many = curvature_ceiling(objective.hessian(w), w, iterations=200)
+    few = largest_eigenvalue(objective.hessian(w), w, iterations=2)
+    many = largest_eigenvalue(objective.hessian(w), w, iterations=200)
     assert few < many <= largest * (1 + 1e-12)
     assert many == pytest.approx(largest, rel=1e-3)
 

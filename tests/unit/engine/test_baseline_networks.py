@@ -1,14 +1,14 @@
-"""The published methods on a network: what runs, what refuses, and why."""
+"""The baselines on a network: which run, which refuse, and why."""
 
 import math
 
 import torch
-from network_problems import dense_hessian, nearby, problem
 
+from tests.unit.engine.network_problems import dense_hessian, nearby, problem
+from worker.engine.baselines import guo2020, tr_paper, zhang2024
+from worker.engine.baselines.lissa import LissaSettings
+from worker.engine.baselines.result import Outcome
 from worker.engine.networks.architectures import Mlp
-from worker.engine.published import guo2020, tr_paper, zhang2024
-from worker.engine.published.lissa import LissaSettings
-from worker.engine.published.outcome import Outcome
 
 SPEC = Mlp((3, 4, 3), "tanh")
 SOLVER = LissaSettings(chains=1, steps=200, batch=100)

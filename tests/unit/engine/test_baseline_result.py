@@ -1,19 +1,19 @@
-"""What the published methods share: constants of losses, B1 as a second figure, noise last."""
+"""What the baselines share: constants of losses, B1 as a second figure, noise from the achieved distance."""
 
 import math
 
 import pytest
 import torch
-from engine_problems import FAMILIES, make_problem, random_point
-from published_problems import Wavy, dense_hessian, erasure
 
-from certificate.evidence import EvidenceRecord
-from certificate.privacy import classical_sigma, sigma_for
+from lethe.certificate.evidence import EvidenceRecord
+from lethe.certificate.privacy import classical_sigma, sigma_for
+from tests.unit.engine.baseline_problems import Wavy, dense_hessian, erasure
+from tests.unit.engine.engine_problems import FAMILIES, make_problem, random_point
+from worker.engine.baselines import guo2020, tr_paper, zhang2024
+from worker.engine.baselines.lipschitz import LOGISTIC, SOFTMAX, row_facts
+from worker.engine.baselines.lissa import LissaSettings
+from worker.engine.baselines.result import BaselineResult, noise_last, posterior
 from worker.engine.objective import Objective
-from worker.engine.published import guo2020, tr_paper, zhang2024
-from worker.engine.published.lipschitz import LOGISTIC, SOFTMAX, row_facts
-from worker.engine.published.lissa import LissaSettings
-from worker.engine.published.outcome import PublishedResult, noise_last, posterior
 
 
 def _softmax_curvature(z: torch.Tensor) -> torch.Tensor:
@@ -113,7 +113,7 @@ def test_noise_last_is_classical_below_one_and_analytic_everywhere() -> None:
         assert noise_last(distance=distance, epsilon=0.5, delta=1e-5, calibration="analytic").sigma is None
 
 
-def _all(kept: Objective, start: torch.Tensor, erased: int) -> list[PublishedResult]:
+def _all(kept: Objective, start: torch.Tensor, erased: int) -> list[BaselineResult]:
     solver = LissaSettings(chains=1, steps=200, batch=1000)
     return [
         tr_paper.unlearn(kept, start),

@@ -1,19 +1,20 @@
-"""The paper's algorithm: cap, tests, radius, fallback, and the three things it reports."""
+"""The paper's algorithm: cap, acceptance, radius, fallback and the three bounds it reports."""
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
-from engine_problems import make_problem, random_point
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published_problems import Wavy, dense_hessian, erasure
 
-from worker.engine.published import tr_bounds
-from worker.engine.published.lissa import LissaSettings
-from worker.engine.published.outcome import Outcome
-from worker.engine.published.tr_paper import PaperSettings, unlearn
+from tests.unit.engine.baseline_problems import Wavy, dense_hessian, erasure
+from tests.unit.engine.engine_problems import make_problem, random_point
+from worker.engine.baselines import tr_bounds
+from worker.engine.baselines.lissa import LissaSettings
+from worker.engine.baselines.result import Outcome
+from worker.engine.baselines.tr_paper import PaperSettings, unlearn
 
 LISSA = LissaSettings(chains=2, steps=150, batch=1000)
 CG, BY_LISSA = PaperSettings(), PaperSettings(subproblem="lissa", solver=LISSA)
@@ -30,7 +31,13 @@ CG, BY_LISSA = PaperSettings(), PaperSettings(subproblem="lissa", solver=LISSA)
 )
 @settings(max_examples=20, deadline=None)
 def test_what_the_paper_states_holds_on_strongly_convex_problems(
-    seed: int, family: str, tau: float, growth: float, radius: float, steps: int, method: str
+    seed: int,
+    family: str,
+    tau: float,
+    growth: float,
+    radius: float,
+    steps: int,
+    method: Literal["cg", "lissa"],
 ) -> None:
     case = erasure(family, seed=seed, erased=20)
     chosen = replace(BY_LISSA, tau=tau, growth=growth, initial_radius=radius, steps=steps)
@@ -158,7 +165,7 @@ def test_a_start_that_is_not_finite_certifies_nothing() -> None:
 def test_settings_outside_the_papers_ranges_are_refused() -> None:
     for wrong in ({"tau": 1.5}, {"growth": 0.9}, {"kappa": 0.0}, {"steps": 0}):
         with pytest.raises(ValueError, match="need"):
-            PaperSettings(**wrong)  # type: ignore[arg-type]
+            PaperSettings(**wrong)
 
 
 def test_before_the_run_the_gradient_bound_can_only_grow_geometrically() -> None:

@@ -1,17 +1,18 @@
-"""Zhang et al. (2024): the damped step, its worst-case bound, and its conditions."""
+"""Zhang et al. (2024): the damped step, its worst-case bound and its conditions."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published_problems import Wavy, dense_hessian, erasure
 from torch.testing import assert_close
 
-from worker.engine.published.lissa import LissaSettings
-from worker.engine.published.outcome import Outcome
-from worker.engine.published.zhang2024 import Lipschitz, ZhangSettings, unlearn
+from tests.unit.engine.baseline_problems import Wavy, dense_hessian, erasure
+from worker.engine.baselines.lissa import LissaSettings
+from worker.engine.baselines.result import Outcome
+from worker.engine.baselines.zhang2024 import Lipschitz, ZhangSettings, unlearn
 
 SOLVER = LissaSettings(chains=1, steps=400, batch=1000)
 SETTINGS = ZhangSettings(constraint=60.0, damping=0.2, solver=SOLVER)
@@ -62,7 +63,7 @@ def test_the_bound_is_the_published_formula_and_the_measured_residual() -> None:
     ],
 )
 def test_each_broken_condition_is_named_and_certifies_nothing(
-    change: dict[str, object], outcome: Outcome
+    change: dict[str, Any], outcome: Outcome
 ) -> None:
     case = erasure("softmax")
     result = unlearn(case.kept, case.start, replace(SETTINGS, **change))

@@ -1,4 +1,4 @@
-"""Feature columns over ten decades and more, tiny λ: every run ends with an outcome that is true."""
+"""Features scaled over ten decades or more, with tiny λ: every run ends with a true outcome."""
 
 import math
 from typing import Any
@@ -7,10 +7,10 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from engine_problems import FAMILIES, random_point
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.unit.engine.engine_problems import FAMILIES, random_point
 from worker.engine.families import Logistic, Ridge, Softmax
 from worker.engine.linear import LinearObjective
 from worker.engine.rows import ArrayRows
@@ -24,7 +24,7 @@ SETTINGS = SolverSettings(max_steps=60)
 def badly_scaled(
     family: str, *, n: int, width: int, decades: float, centre: float, lam: float, seed: int
 ) -> LinearObjective:
-    """Columns of size 10^(centre - decades/2) to 10^(centre + decades/2), in random order."""
+    """Return columns of size 10^(centre - decades/2) to 10^(centre + decades/2), in random order."""
     rng = np.random.default_rng(seed)
     sizes = 10.0 ** rng.permutation(np.linspace(centre - decades / 2, centre + decades / 2, width))
     features = rng.standard_normal((n, width)) * sizes
@@ -38,7 +38,7 @@ def badly_scaled(
 
 
 class Exact:
-    """The objective's gradient and Hessian in multiprecision, at parameters (outputs × (width, bias))."""
+    """Return gradient and Hessian in multiprecision, for parameters (outputs × (width, bias))."""
 
     def __init__(self, objective: LinearObjective) -> None:
         ((x, y),) = objective.rows.chunks(objective.rows.count)
@@ -48,7 +48,7 @@ class Exact:
         self.lam, self.width = mpmath.mpf(objective.lam), objective.rows.width + 1
 
     def link(self, z: list[Any], y: float) -> tuple[list[Any], list[list[Any]]]:
-        """Residual ∂ℓ/∂z and curvature ∂²ℓ/∂z² of one row."""
+        """Return the residual ∂ℓ/∂z and the curvature ∂²ℓ/∂z² of one row."""
         if self.family is Ridge:
             return [z[0] - y], [[mpmath.mpf(1)]]
         if self.family is Logistic:
@@ -76,7 +76,7 @@ class Exact:
 
 
 def true_distance(objective: LinearObjective, w: torch.Tensor) -> float:
-    """‖w - ŵ‖ by Newton's method in 80 digits, damped while the decrement is large."""
+    """Return ‖w - ŵ‖ by Newton's method in 80 digits, damped while the decrement is large."""
     with mpmath.workdps(DIGITS):
         exact = Exact(objective)
         start = mpmath.matrix(objective.grouped(w).reshape(-1).tolist())
@@ -135,7 +135,7 @@ def test_a_badly_scaled_problem_ends_with_an_outcome_that_is_true(
 def test_sampled_single_precision_steering_survives_columns_beyond_its_range(
     family: str, centre: float
 ) -> None:
-    """6,000 rows are sampled in float32, where these columns underflow or overflow."""
+    """6,000 rows are sampled in float32, in which these columns underflow or overflow."""
     for decades, lam in ((12.0, 2e-6), (40.0, 1e-8)):
         objective = badly_scaled(family, n=6000, width=6, decades=decades, centre=centre, lam=lam, seed=3)
         solution = minimise(objective, objective.anchor, target=1e-2, settings=SolverSettings(max_steps=15))
@@ -177,7 +177,7 @@ def test_a_residual_whose_square_underflows_ends_the_solve_with_no_step() -> Non
 
 @pytest.mark.parametrize("radius", [1e-200, 1e-160, 1.0, 1e160])
 def test_the_edge_of_the_region_is_met_at_any_scale(radius: float) -> None:
-    """Neither the radius nor the direction may be squared: both squares leave the range of doubles."""
+    """Squares of the radius and of the direction both leave the range of doubles."""
     falling = Quadratic(torch.tensor([1e-140, 2e-140], dtype=torch.float64), lambda v: -v)
     proposal = steihaug(falling, radius, tolerance=0.0, limit=5)
     assert proposal.boundary

@@ -1,16 +1,15 @@
-"""Bad or odd input: a clear error, or the right answer."""
+"""Invalid or unusual input gives a clear error or the right answer."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from engine_problems import FAMILIES, make_problem
 
+from tests.unit.engine.engine_problems import FAMILIES, make_problem
 from worker.engine.families import Logistic, Ridge, Softmax
 from worker.engine.rows import ArrayRows
-from worker.engine.training import train
-from worker.engine.trust_region import Outcome, minimise
+from worker.engine.trust_region import Outcome, minimise, train
 from worker.engine.validation import EngineInputError
 
 
@@ -135,7 +134,11 @@ def test_wildly_scaled_features_are_certified(family: str) -> None:
     objective = make_problem(family, n=60, width=5, lam=1e-3)
     ((x, y),) = objective.rows.chunks(60)
     scaled = ArrayRows(x * torch.tensor([1e-6, 1e-3, 1.0, 1e2, 1e4]), y)
-    again = Softmax(scaled, 4, 1e-3) if family == "softmax" else type(objective)(scaled, 1e-3)
+    again = (
+        Softmax(scaled, 4, 1e-3)
+        if family == "softmax"
+        else (Logistic if family == "logistic" else Ridge)(scaled, 1e-3)
+    )
     solution = train(again, target=1e-2)
     assert solution.outcome is Outcome.CERTIFIED
 

@@ -1,4 +1,4 @@
-"""The noise: exact to its tails, Gaussian, and rounded as real numbers would be."""
+"""The noise is Gaussian, exact in its tails, and rounded as in real arithmetic."""
 
 import inspect
 import math
@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from certificate.privacy import (
+from lethe.certificate.privacy import (
     COORDINATE_RESIDUAL,
     LARGEST_EPSILON,
     NOISE_RESIDUAL,
@@ -22,7 +22,10 @@ from worker.engine import noise
 
 @pytest.fixture(scope="module")
 def stream() -> np.ndarray:
-    return noise.draw(4_000_000).numpy()
+    """Four million values as in production, except that the key is fixed, so that no test fails by chance."""
+    with pytest.MonkeyPatch.context() as fixed:
+        fixed.setattr(os, "urandom", np.random.default_rng(3).bytes)
+        return noise.draw(4_000_000).numpy()
 
 
 def words(radius: int, angle: int) -> noise.ByteSource:
@@ -54,7 +57,7 @@ EDGES = (
 
 @pytest.mark.parametrize("radius", [*EDGES, int(math.sqrt(0.5) * 2**128), 2**128 - 2**70])
 def test_each_pair_is_the_box_muller_transform_of_its_bits_to_2_to_the_minus_47(radius: int) -> None:
-    """The bound that `TOLERANCE` is derived from, at the edges of every octant and of the logarithm."""
+    """Check the error bound behind `TOLERANCE` at the edges of every octant and of the logarithm."""
     with mpmath.workprec(300):
         for angle in (
             *EDGES,
@@ -86,9 +89,9 @@ def test_the_tolerance_covers_the_error_of_the_largest_noise() -> None:
 
 @pytest.mark.parametrize("sigma", [1e-6, 0.37, 1.0, 250.0])
 def test_rounding_in_doubles_is_rounding_in_real_arithmetic(sigma: float) -> None:
-    """With a tolerance of a whole step interval arithmetic decides every coordinate: nothing changes."""
+    """With a tolerance of a whole step, interval arithmetic decides everything, with the same result."""
     w = torch.linspace(-3, 3, 201, dtype=torch.float64) ** 3
-    recorded = os.urandom(1 << 16)
+    recorded = np.random.default_rng(4).bytes(1 << 16)
     fast, slow = (
         noise.rounded(
             w, sigma=sigma, step=grid_step(sigma), source=lambda n: recorded[:n], tolerance=tolerance
@@ -99,7 +102,7 @@ def test_rounding_in_doubles_is_rounding_in_real_arithmetic(sigma: float) -> Non
 
 
 def near_a_boundary(seed: int) -> tuple[float, int, int, int]:
-    """A centre whose exact value is as near a rounding boundary as doubles allow; its bits and answer."""
+    """Return a centre next to a rounding boundary, with its bits and the exact result."""
     rng = np.random.default_rng(seed)
     radius, angle = (int.from_bytes(rng.bytes(16), "little") for _ in range(2))
     with mpmath.workprec(400):
@@ -111,19 +114,20 @@ def near_a_boundary(seed: int) -> tuple[float, int, int, int]:
 
 
 def test_a_value_next_to_a_boundary_is_decided_by_more_digits() -> None:
-    """In doubles alone some of these come out wrong; with interval arithmetic none does."""
+    """Some of these are wrong in doubles alone. With interval arithmetic none is."""
     wrong = 0
     for seed in range(150):
         centre, radius, angle, expected = near_a_boundary(seed)
         w = torch.tensor([centre, 0.0], dtype=torch.float64)
-        given = {"sigma": 1.0, "step": 0.125, "source": words(radius, angle)}
-        assert int(noise.rounded(w, **given)[0]) == expected
-        wrong += int(noise.rounded(w, **given, tolerance=0.0)[0]) != expected
+        source = words(radius, angle)
+        assert int(noise.rounded(w, sigma=1.0, step=0.125, source=source)[0]) == expected
+        imprecise = noise.rounded(w, sigma=1.0, step=0.125, source=source, tolerance=0.0)
+        wrong += int(imprecise[0]) != expected
     assert wrong > 0
 
 
 def test_large_weights_and_several_blocks_are_rounded_as_in_real_arithmetic() -> None:
-    """A sample of coordinates from both halves of each block, with weights up to 2⁴⁹ steps."""
+    """Check coordinates from both halves of each block, with weights up to 2⁴⁹ steps."""
     rng = np.random.default_rng(8)
     count, sigma, step = 2 * 2**15 + 5, 3.0, 0.25
     w = rng.normal(size=count) * 2.0 ** rng.uniform(-10, 45, count)
@@ -167,7 +171,7 @@ def test_what_the_grid_cannot_hold_is_refused(w: list[float], sigma: float, step
 
 
 def test_the_residual_is_nothing_beside_any_delta_that_is_certified() -> None:
-    """430 boundaries, four rows of cells each, of 2¹²⁸ (docs/maths.md, section 4)."""
+    """430 boundaries with four rows of cells each, out of 2¹²⁸ (docs/maths.md, section 4)."""
     boundaries = math.floor(2 * math.sqrt(2 * 129 * math.log(2)) * 16 + 1)
     assert (4 * boundaries + 1) * 2.0**-128 < COORDINATE_RESIDUAL
     assert (1 + math.exp(LARGEST_EPSILON)) * NOISE_RESIDUAL < 0.05 * SMALLEST_DELTA

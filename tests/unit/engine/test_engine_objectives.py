@@ -1,4 +1,4 @@
-"""Every closed form against automatic differentiation of the written-out loss (float64, d ≤ 50)."""
+"""Every closed form against automatic differentiation of the loss (float64, d ≤ 50)."""
 
 import threading
 from pathlib import Path
@@ -6,20 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_problems import FAMILIES, make_problem, random_point
 from torch import Tensor
 from torch.testing import assert_close
 
+from tests.unit.engine.engine_problems import FAMILIES, make_problem, random_point
 from worker.engine import linear
 from worker.engine.families import Softmax
 from worker.engine.hessian import CachedHessian, StreamedHessian
 from worker.engine.linear import LinearObjective
-from worker.engine.objective import Sampling
+from worker.engine.objective import Evaluation, Sampling
 from worker.engine.rows import ArrayRows
 
 
 def written_out(objective: LinearObjective, family: str, w: Tensor) -> Tensor:
-    """f(w) the long way, for automatic differentiation."""
+    """Return f(w) written out for automatic differentiation."""
     (x, y), *rest = objective.rows.chunks(objective.rows.count)
     assert not rest
     split = objective.outputs * objective.rows.width
@@ -102,7 +102,7 @@ def test_parameters_flatten_in_the_documented_order() -> None:
 def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = make_problem("softmax", n=500)
     w = random_point(whole)
-    monkeypatch.setattr(linear, "_CHUNK_BYTES", 64 * 8 * 6)
+    monkeypatch.setattr(linear, "CHUNK_BYTES", 64 * 8 * 6)
     pieces = make_problem("softmax", n=500)
     assert len(list(pieces.chunks())) == 8
     assert_close(pieces.gradient(w), whole.gradient(w), rtol=1e-12, atol=1e-14)
@@ -125,7 +125,8 @@ def test_ranks_that_each_hold_some_rows_agree_with_one_that_holds_all() -> None:
     whole = make_problem("softmax", n=90)
     ((x, y),) = whole.rows.chunks(90)
     w, v = random_point(whole), random_point(whole, seed=2)
-    barrier, slots, results = threading.Barrier(2), [torch.empty(0)] * 2, [None, None]
+    barrier, slots = threading.Barrier(2), [torch.empty(0)] * 2
+    results: dict[int, tuple[Evaluation, Tensor]] = {}
 
     def work(rank: int) -> None:
         def reduce(tensor: Tensor) -> Tensor:
@@ -144,9 +145,8 @@ def test_ranks_that_each_hold_some_rows_agree_with_one_that_holds_all() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    for result in results:
-        assert result is not None
-        evaluation, product = result
+    assert set(results) == {0, 1}
+    for evaluation, product in results.values():
         assert_close(evaluation.gradient, whole.gradient(w), rtol=1e-12, atol=1e-14)
         assert evaluation.value == pytest.approx(whole.value(w), rel=1e-13)
         assert_close(product, whole.hvp(w, v), rtol=1e-12, atol=1e-14)

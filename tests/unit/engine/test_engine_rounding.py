@@ -1,13 +1,13 @@
-"""The bound on rounding against 60-digit arithmetic, over scales a customer could send."""
+"""The rounding bound against 60-digit arithmetic, over the scales that user data may have."""
 
 import mpmath
 import numpy as np
 import pytest
 import torch
-from engine_problems import make_problem, random_point
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.engine.engine_problems import make_problem, random_point
 from worker.engine.bounds import reachable, strongly_convex_distance
 from worker.engine.families import Logistic, Ridge, Softmax
 from worker.engine.linear import LinearObjective
@@ -17,7 +17,7 @@ from worker.engine.trust_region import Outcome, minimise
 
 
 def exact_norm(objective: LinearObjective, w: torch.Tensor, digits: int = 60) -> mpmath.mpf:
-    """‖∇f(w)‖ of the very doubles the engine was given."""
+    """Return ‖∇f(w)‖ for exactly the doubles the engine received."""
     ((x, y),) = objective.rows.chunks(objective.rows.count)
     with mpmath.workdps(digits):
         X = [[mpmath.mpf(v) for v in row] + ([mpmath.mpf(1)] if objective.bias else []) for row in x.tolist()]

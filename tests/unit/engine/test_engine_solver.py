@@ -1,4 +1,4 @@
-"""The loop: what it promises holds on every problem, and every way of stopping says so."""
+"""The solver: its certificates hold on every problem, and every way of stopping is reported."""
 
 import itertools
 import math
@@ -6,23 +6,22 @@ import math
 import numpy as np
 import pytest
 import torch
-from engine_problems import FAMILIES, make_problem, random_point
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.engine.engine_problems import FAMILIES, make_problem, random_point
 from worker.engine.families import Logistic, Ridge, Softmax
 from worker.engine.linear import LinearObjective
 from worker.engine.objective import Evaluation
 from worker.engine.rows import ArrayRows
 from worker.engine.subproblem import cauchy
-from worker.engine.training import train
-from worker.engine.trust_region import Outcome, SolverSettings, Step, minimise
+from worker.engine.trust_region import Outcome, SolverSettings, Step, minimise, train
 
 EXACT = SolverSettings(sample_fraction=1.0)
 
 
 def minimiser(objective: LinearObjective) -> tuple[torch.Tensor, float]:
-    """ŵ as well as float64 gives it, by dense Newton steps; and how far it may be from the truth."""
+    """Return ŵ from dense Newton steps in float64, and a bound on its error."""
     w = train(objective, target=1e-3 / objective.lam, settings=EXACT).w
     best, best_distance = w, math.inf
     for _ in range(40):
@@ -41,7 +40,7 @@ def minimiser(objective: LinearObjective) -> tuple[torch.Tensor, float]:
 
 
 def separable(seed: int, n: int, width: int, lam: float) -> LinearObjective:
-    """Labels that a hyperplane splits exactly: the loss alone has no minimiser."""
+    """Return labels that a hyperplane separates, for which the loss alone has no minimiser."""
     rng = np.random.default_rng(seed)
     features = rng.standard_normal((n, width))
     return Logistic(ArrayRows(features, (features[:, 0] > 0).astype(np.int64)), lam)
@@ -113,7 +112,7 @@ def test_unlearning_agrees_with_retraining_within_the_certified_distances(family
 
 
 def sampled_problem(seed: int = 0, biased: bool = False) -> Softmax:
-    """Large enough that the default settings sample."""
+    """Return a problem large enough that the default settings sample rows."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((24_000, 12)).astype(np.float32)
     labels = np.argmax(x[:, :4] * 2 + rng.gumbel(size=(24_000, 4)), axis=1)
@@ -240,7 +239,7 @@ def test_a_run_that_ends_early_still_reports_a_certified_distance() -> None:
 
 
 def test_the_solution_is_never_memory_of_the_input_or_of_the_objective() -> None:
-    """Whoever destroys the solution after its release must not destroy the anchor or the start with it."""
+    """Overwriting a solution after its release must not overwrite the anchor or the start."""
     objective = make_problem("ridge")
     anchor = torch.ones(objective.dimension, dtype=torch.float64)
     anchored = Ridge(objective.rows, 1e-2, anchor)
@@ -255,7 +254,7 @@ def test_the_solution_is_never_memory_of_the_input_or_of_the_objective() -> None
 
 
 class Watched(Ridge):
-    """Remembers the tensor of the last float64 pass."""
+    """Remembers the point of the last float64 pass."""
 
     evaluated: torch.Tensor
 
@@ -270,3 +269,26 @@ def test_the_point_returned_is_the_tensor_that_was_evaluated() -> None:
     assert solution.outcome is Outcome.CERTIFIED
     assert solution.steps
     assert solution.w is objective.evaluated
+
+
+def test_no_pass_in_single_precision_is_taken_where_its_result_would_drown_in_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pass whose result cannot be used is followed by another one at the same point."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6000, 20, generator=generator)
+    y = (x @ torch.randn(20, 3, generator=generator)).argmax(1)
+    objective = Softmax(ArrayRows(x, y), 3, 1e-3)
+    passes: list[tuple[bool, torch.Tensor]] = []
+    evaluate = objective.evaluate
+
+    def recorded(w: torch.Tensor, *, single: bool = False) -> Evaluation:
+        passes.append((single, w))
+        return evaluate(w, single=single)
+
+    monkeypatch.setattr(objective, "evaluate", recorded)
+    solution = train(objective, target=1e-7)  # far below what float32 resolves
+    assert solution.outcome is Outcome.CERTIFIED
+    repeated = sum(one[1] is other[1] for one, other in itertools.pairwise(passes))
+    assert repeated <= 1, "the first step into the noise may come as a surprise"
+    assert sum(not single for single, _ in passes) > 1

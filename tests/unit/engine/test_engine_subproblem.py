@@ -14,7 +14,10 @@ from worker.engine.subproblem import Quadratic, cauchy, steihaug
 def spd(d: int, seed: int, condition: float = 1e3) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     q, _ = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64))
-    return q @ torch.diag(torch.logspace(0, -math.log10(condition), d, dtype=torch.float64)) @ q.T
+    matrix: torch.Tensor = (
+        q @ torch.diag(torch.logspace(0, -math.log10(condition), d, dtype=torch.float64)) @ q.T
+    )
+    return matrix
 
 
 def gradient(d: int, seed: int) -> torch.Tensor:

@@ -1,21 +1,21 @@
-"""Rows are drawn by what they add to the Hessian, and the mean stays right."""
+"""Rows are drawn by their contribution to the Hessian, and the mean stays unbiased."""
 
 import pytest
 import torch
-from network_problems import TINY, nearby, problem
 
-from worker.engine.networks.drawing import weighted_sample
+from tests.unit.engine.network_problems import TINY, nearby, problem
 from worker.engine.objective import Sampling
+from worker.engine.sampling import weighted_sample
 
 
 def test_weights_make_the_weighted_sum_right_on_average() -> None:
     scores = torch.tensor([0.0, 1.0, 5.0, 0.1, 30.0, 2.0])
     values = torch.tensor([3.0, -1.0, 4.0, 1.0, 5.0, 9.0])
-    found = []
+    sums = []
     for seed in range(4000):
         picks, weights = weighted_sample(scores, 6, Sampling(3, seed))
-        found.append(float((values[picks] * weights).sum()))
-    assert sum(found) / len(found) == pytest.approx(float(values.sum()), rel=0.02)
+        sums.append(float((values[picks] * weights).sum()))
+    assert sum(sums) / len(sums) == pytest.approx(float(values.sum()), rel=0.02)
 
 
 def test_rows_that_bend_more_are_drawn_more_and_none_counts_for_too_much() -> None:

@@ -1,4 +1,4 @@
-"""Compiled products are the same products."""
+"""Compiled products equal the explicit ones."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 CODE = """
-from network_problems import TINY, problem, nearby
+from tests.unit.engine.network_problems import TINY, problem, nearby
 import torch
 from worker.engine.networks.objective import NetworkObjective
 
@@ -23,7 +23,7 @@ print("the same")
 
 
 def test_compiled_products_are_those_written_out(tmp_path: Path) -> None:
-    """In a process of its own: the compiler warns of itself, starts threads and leaves files."""
+    """Runs in its own process, because the compiler emits warnings, starts threads and leaves files."""
     if shutil.which("g++") is None:
         pytest.skip("NOT TESTED: compiled products; there is no `g++` on the PATH")
     paths = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[3])))

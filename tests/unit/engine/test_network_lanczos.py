@@ -1,4 +1,4 @@
-"""The curvature floor: Kuczyński & Woźniakowski's probability on many matrices, rounding, bookkeeping."""
+"""The curvature floor: the probability of Kuczyński & Woźniakowski, rounding, and bookkeeping."""
 
 import math
 from collections.abc import Callable
@@ -6,18 +6,18 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from certified_networks import seeded
 from torch import Tensor
 
-from certificate.evidence import LanczosRun as RecordedRun
-from certificate.evidence_check import curvature_floor as recomputed_floor
-from worker.engine.networks.lanczos import Allowance, Lanczos, floor_of, krylov_error, steps_for
+from lethe.certificate.evidence import LanczosRun as RecordedRun
+from lethe.certificate.evidence_check import curvature_floor as recomputed_floor
+from tests.unit.engine.certified_networks import seeded
+from worker.engine.networks.lanczos import FailureBudget, Lanczos, floor_of, krylov_error, steps_for
 
 D = 40
 
 
 def chebyshev(k: int, p: float) -> Tensor:
-    """Where the bound is nearly reached: one eigenvalue apart, the others where its polynomial peaks."""
+    """Return a spectrum that nearly attains the bound: one eigenvalue apart from the others."""
     epsilon = krylov_error(steps=k, dimension=D, failure_probability=p)
     nodes = (1 - epsilon) * torch.sin(torch.arange(k) * math.pi / (2 * k - 1)).double() ** 2
     bulk = nodes[torch.arange(D - 1) % k]
@@ -36,7 +36,7 @@ SPECTRA = {
 
 @pytest.mark.parametrize("spectrum", SPECTRA.values(), ids=SPECTRA.keys())
 def test_floors_fail_no_more_often_than_claimed(spectrum: Tensor) -> None:
-    """At whatever k: a trial fails if any of its looks does, for one p per start (docs/maths.md, 8)."""
+    """A trial fails if the bound fails at any k, for one p per start (docs/maths.md, section 8)."""
     p, trials = 0.2, 120
     least, failures, looks = float(spectrum.min()), 0, 0
     gaussian = seeded(1)
@@ -54,7 +54,7 @@ def test_floors_fail_no_more_often_than_claimed(spectrum: Tensor) -> None:
 
 
 def test_the_bound_is_not_vacuous() -> None:
-    """Against the spectrum made for it, Ritz values alone are far off, and half of ε_k would be wrong."""
+    """On the worst-case spectrum Ritz values alone are far off, and half of ε_k would be wrong."""
     spectrum, gaussian = SPECTRA["worst for 8 steps"], seeded(2)
     epsilon = krylov_error(steps=8, dimension=D, failure_probability=0.2)
     misses = []
@@ -83,7 +83,7 @@ def test_all_steps_find_the_spectrum_itself() -> None:
 
 @pytest.mark.parametrize("error", [1e-10, 1e-6, 1e-3])
 def test_slack_covers_products_that_are_off(error: float) -> None:
-    """A spectrum whose floor would otherwise be met to 1e-12: the products' errors lift every Ritz value."""
+    """Errors of the products raise every Ritz value, while the floor would otherwise hold to 1e-12."""
     spectrum = torch.cat([torch.tensor([0.5]), torch.ones(D - 1)]).double()
     lanczos = Lanczos(lambda v: (spectrum + error) * v, D, gaussian=seeded(4), rounding=error)
     lanczos.extend(D)
@@ -95,7 +95,7 @@ def test_slack_covers_products_that_are_off(error: float) -> None:
 
 
 def test_slack_sees_a_product_that_is_not_symmetric() -> None:
-    """Its defect is measured, not taken from the caller."""
+    """The defect is measured, not supplied by the caller."""
     generator = torch.Generator().manual_seed(0)
     skew = 1e-3 * torch.randn(D, D, generator=generator, dtype=torch.float64)
     matrix = torch.diag(SPECTRA["even"]) + skew - skew.T
@@ -129,10 +129,10 @@ def test_planned_steps_are_just_enough() -> None:
 
 
 def test_any_number_of_looks_spends_less_than_allowed() -> None:
-    allowance = Allowance(1e-9)
+    allowance = FailureBudget(1e-9)
     assert math.fsum(allowance.spend() for _ in range(60)) <= 1e-9
     with pytest.raises(ValueError, match="between 0 and 1"):
-        Allowance(0.0)
+        FailureBudget(0.0)
 
 
 def test_a_cancelled_product_ends_the_run() -> None:
@@ -141,22 +141,22 @@ def test_a_cancelled_product_ends_the_run() -> None:
 
 
 def start_with(first: float) -> Callable[[int], torch.Tensor]:
-    """A start with next to nothing of the first eigenvector; later draws are like any other."""
+    """Return a start with almost nothing of the first eigenvector. Later draws are ordinary."""
     gaussian, made = seeded(8), list[int]()
 
     def draw(count: int) -> torch.Tensor:
-        found = gaussian(count)
+        normals = gaussian(count)
         if not made:
-            found[0] = first
+            normals[0] = first
         made.append(count)
-        return found
+        return normals
 
     return draw
 
 
 @pytest.mark.parametrize("first", [0.0, 1e-15, 1e-12, 1e-9])
 def test_a_space_that_seems_invariant_proves_no_more_than_the_steps_made(first: float) -> None:
-    """Two clusters: after two steps nothing is left, and the least eigenvalue has not been seen."""
+    """Two clusters: after two steps the residual vanishes, and the smallest eigenvalue was not seen."""
     spectrum = torch.cat([torch.tensor([0.25]), torch.ones(19), torch.full((20,), 2.0**20)]).double()
     lanczos = Lanczos(lambda v: spectrum * v, D, gaussian=start_with(first))
     for steps in (2, 3, 4, 10, 30):

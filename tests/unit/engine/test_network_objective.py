@@ -1,19 +1,18 @@
-"""The network objective against dense twins from torch.autograd, and the loop on what has no proven floor."""
+"""The network objective against dense results of torch.autograd, and the solver without a proven floor."""
 
 import itertools
 import math
 
 import pytest
 import torch
-from network_problems import TINY, dense, dense_hessian, nearby, problem, value
 from torch.testing import assert_close
 
+from tests.unit.engine.network_problems import TINY, dense, dense_hessian, nearby, problem, value
 from worker.engine.networks.architectures import Mlp, ResNet18, Spec, initial_point
 from worker.engine.networks.objective import NetworkObjective
 from worker.engine.objective import Sampling
 from worker.engine.rows import ArrayRows
-from worker.engine.training import train
-from worker.engine.trust_region import Outcome, SolverSettings, minimise
+from worker.engine.trust_region import Outcome, SolverSettings, minimise, train
 from worker.engine.validation import EngineInputError
 
 EXACT = SolverSettings(sample_fraction=1.0)
@@ -122,13 +121,25 @@ def _flat(objective: NetworkObjective, w: torch.Tensor) -> torch.Tensor:
     return torch.cat([head, sums.gradient])
 
 
+@pytest.mark.parametrize("plugin", [False, True])
+def test_an_objective_built_from_another_ones_module_is_the_same_function(plugin: bool) -> None:
+    """Subclasses that evaluate on several ranks are built this way."""
+    original = problem(TINY[0], plugin=plugin)
+    again = NetworkObjective(original.rows, original.module, original.lam, original.anchor)
+    w = nearby(original)
+    assert (again.spec, again.shapes, again.total) == (original.spec, original.shapes, original.total)
+    assert again.rounding_proven == original.rounding_proven == (not plugin)
+    assert again.evaluate(w).norm == original.evaluate(w).norm
+    assert torch.equal(again.hvp(w, w), original.hvp(w, w))
+
+
 def test_norms_of_the_rows_are_rounded_up() -> None:
     objective = problem(TINY[0], n=9)
     ((x, _),) = objective.rows.chunks(9)
     norms = torch.linalg.vector_norm(x, dim=1)
-    found = objective.input_norms(moments=3)
-    assert float(norms.max()) < found.largest < float(norms.max()) * 1.0001
-    for power, moment in enumerate(found.moments, start=1):
+    measured_norms = objective.input_norms(moments=3)
+    assert float(norms.max()) < measured_norms.largest < float(norms.max()) * 1.0001
+    for power, moment in enumerate(measured_norms.moments, start=1):
         assert float((norms**power).mean()) < moment < float((norms**power).mean()) * 1.0001
 
 

@@ -1,10 +1,10 @@
-"""Products over all rows: what an operator keeps of its chunks changes their price, not what they are."""
+"""Products over all rows: keeping linearised chunks changes their cost, not their values."""
 
 import pytest
 import torch
-from network_problems import TINY, dense, dense_hessian, nearby, problem
 from torch.testing import assert_close
 
+from tests.unit.engine.network_problems import TINY, dense, dense_hessian, nearby, problem
 from worker.engine.networks import products
 from worker.engine.networks.architectures import AllCnn, Spec
 from worker.engine.objective import Sampling
@@ -18,7 +18,7 @@ DEEPER = AllCnn((2, 5, 4), 3, ((3, 2), (2, 1), (2, 2)), "silu")
 def test_chunks_that_are_kept_and_chunks_that_are_not_make_up_the_same_product(
     spec: Spec, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "_KEPT_CHUNKS", kept)
+    monkeypatch.setattr(products, "KEPT_CHUNKS", kept)
     objective = problem(spec, chunk_bytes=1)
     w = nearby(objective)
     twin = dense_hessian(objective, w)
@@ -36,20 +36,20 @@ def test_smaller_chunks_halfway_lose_no_row(spec: Spec) -> None:
         assert_close(operator.product(v), before, rtol=0, atol=1e-13)
 
 
-def test_a_product_cut_short_is_whole_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_cut_short_is_whole_the_next_time() -> None:
     objective = problem(TINY[5], chunk_bytes=1)
     w, v = nearby(objective), torch.ones(objective.dimension, dtype=torch.float64)
     expected = objective.hessian(w).product(v)
-    operator, linearise = objective.hessian(w), objective.products.hessian
-    seen: list[int] = []
+    calls = 0
 
     def failing(at: torch.Tensor, chunk: products.Chunk) -> products.Product:
-        seen.append(1)
-        if len(seen) == 5:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
             raise MemoryError
-        return linearise(at, chunk)
+        return objective.products.hessian(at, chunk)
 
-    monkeypatch.setattr(operator, "_linearise", failing)
+    operator = products.StreamedOperator(objective, w, failing, objective.lam)
     with pytest.raises(MemoryError):
         operator.product(v)
     assert_close(operator.product(v), expected, rtol=0, atol=1e-14)

@@ -1,4 +1,4 @@
-"""The bound on a network gradient's rounding against 50-digit arithmetic."""
+"""The rounding bound of a network gradient against 50-digit arithmetic."""
 
 import math
 
@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from network_problems import TINY, nearby, problem
 
+from tests.unit.engine.network_problems import TINY, nearby, problem
 from worker.engine.networks.architectures import AllCnn, Mlp
 from worker.engine.networks.objective import NetworkObjective
 
@@ -40,15 +40,15 @@ def convolution_edges(
 
 
 def edges_of(spec: Mlp | AllCnn) -> tuple[list[list[Edge]], int]:
-    """Each layer's edges, and how many outputs are averaged to one logit."""
+    """Return each layer's edges, and how many outputs are averaged to one logit."""
     if isinstance(spec, Mlp):
         return [dense_edges(a, b) for a, b in zip(spec.widths[:-1], spec.widths[1:], strict=True)], 1
-    found, image = [], spec.image
+    layers_edges, image = [], spec.image
     for after, stride in spec.channels:
         edges, image = convolution_edges(image, after, 3, stride)
-        found.append(edges)
+        layers_edges.append(edges)
     edges, image = convolution_edges(image, spec.classes, 1, 1)
-    return [*found, edges], image[1] * image[2]
+    return [*layers_edges, edges], image[1] * image[2]
 
 
 def phi(activation: str, z: mpmath.mpf) -> tuple[mpmath.mpf, mpmath.mpf]:

@@ -1,4 +1,4 @@
-"""The attack on floating-point noise, mounted on both kinds of release.
+"""The attack on floating-point noise, run against both kinds of release.
 
 Someone who can compute the un-noised centre for each guess of an erased person's label asks of every
 published weight: could it have come from this centre at all? Floating-point noise says no about a hundred
@@ -6,6 +6,7 @@ times for a wrong guess. Noise on the public grid never does, and its likelihood
 """
 
 import math
+import os
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import special
 from sklearn.datasets import load_digits
 
-from certificate.privacy import delta_of, grid_step
+from lethe.certificate.privacy import delta_of, grid_step
 from worker.engine import noise
 
 SIGMA = 3.73e-3
@@ -24,17 +25,23 @@ STEP = grid_step(SIGMA)
 EXTENT = math.sqrt(2 * 129 * math.log(2))  # the largest |z| that any bits give, a little more than 13
 
 
+@pytest.fixture(autouse=True)
+def fixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the keys of the noise from a fixed stream, so that no test of it fails by chance."""
+    monkeypatch.setattr(os, "urandom", np.random.default_rng(2).bytes)
+
+
 def neighbours(x: np.ndarray, reach: int) -> list[np.ndarray]:
-    """The doubles up to `reach` places from each of x, x among them."""
-    found, low, high = [x], x, x
+    """Return the doubles up to `reach` places from each x, including x."""
+    doubles, low, high = [x], x, x
     for _ in range(reach):
         low, high = np.nextafter(low, -np.inf), np.nextafter(high, np.inf)
-        found += [low, high]
-    return found
+        doubles += [low, high]
+    return doubles
 
 
 def impossible_in_floating_point(published: np.ndarray, centre: np.ndarray) -> int:
-    """Weights that are fl(centre + fl(σ·z)) for no double z: the test of the attack.
+    """Count the weights that equal fl(centre + fl(σ·z)) for no double z, as the attack does.
 
     Where the sum absorbs digits of the noise, several of its values give one weight: those are let through.
     """
@@ -46,13 +53,13 @@ def impossible_in_floating_point(published: np.ndarray, centre: np.ndarray) -> i
 
 
 def impossible_on_the_grid(steps: np.ndarray, centre: np.ndarray) -> int:
-    """Weights whose cell no noise that exists can reach from this centre."""
+    """Count the weights whose cell no possible noise can reach from this centre."""
     low, high = ((steps - 0.5) * STEP - centre) / SIGMA, ((steps + 0.5) * STEP - centre) / SIGMA
     return int(((low > EXTENT - 0.01) | (high < -(EXTENT - 0.01))).sum())
 
 
 def centres_by_label() -> list[np.ndarray]:
-    """Ten retrained centres, 7,850 weights each: least squares on the digits with one row's label guessed.
+    """Return ten retrained centres of 7,850 weights: least squares on the digits, one label guessed.
 
     A closed form, so that each guess gives its centre to the last bit, as a deterministic solver would.
     """
@@ -84,7 +91,7 @@ def test_floating_point_noise_gives_the_label_away_and_the_grid_does_not() -> No
 
 
 def bits_for(z: float) -> tuple[int, int]:
-    """Radius and angle bits whose cosine is next to z."""
+    """Return radius and angle bits whose cosine is next to z."""
     radius = min(int(math.exp(-z * z / 2) * 2.0**128), 2**128 - 1)
     return radius, 0 if z >= 0 else 2**127
 
@@ -98,7 +105,7 @@ def bits_for(z: float) -> tuple[int, int]:
 def test_any_two_centres_within_ten_sigma_can_both_have_given_any_published_weight(
     published: int, offset: float, other: float
 ) -> None:
-    """Constructively: for each centre, bits are found that make it release exactly this weight."""
+    """For each centre, construct bits under which it releases exactly this weight."""
     for distance in (offset, other):
         centre = published * STEP + distance * SIGMA
         z = (published * STEP - centre) / SIGMA
@@ -110,21 +117,21 @@ def test_any_two_centres_within_ten_sigma_can_both_have_given_any_published_weig
 
 
 def log_ratio(steps: np.ndarray, here: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """The exact log-likelihood ratio of published integers, (draws, d) -> (draws,)."""
+    """Return the exact log-likelihood ratio of published integers. (draws, d) -> (draws,)"""
 
     def log_probability(centre: np.ndarray) -> np.ndarray:
         low, high = ((steps - 0.5) * STEP - centre) / SIGMA, ((steps + 0.5) * STEP - centre) / SIGMA
         flip = low > 0  # the tails in the form that does not cancel
         low, high = np.where(flip, -high, low), np.where(flip, -low, high)
         below = special.log_ndtr(low) - special.log_ndtr(high)
-        return (special.log_ndtr(high) + np.log1p(-np.exp(below))).sum(1)
+        return np.asarray((special.log_ndtr(high) + np.log1p(-np.exp(below))).sum(1))
 
-    return log_probability(here) - log_probability(there)
+    return np.asarray(log_probability(here) - log_probability(there))
 
 
 @pytest.mark.parametrize("shift", [0.5, 1.0, 2.0])
 def test_the_likelihood_ratio_between_centres_is_that_of_the_gaussian(shift: float) -> None:
-    """δ(ε) measured with the best test there is, over 200,000 draws, lies in its confidence band."""
+    """δ(ε) measured with the optimal test over 200,000 draws lies in its confidence band."""
     draws, d = 200_000, 6
     direction = np.array([3.0, -1.0, 0.5, 0.0, 2.0, 1.0])
     here = np.array([0.0, 1.0, -0.3, 0.77, 1e-5, -12.0])

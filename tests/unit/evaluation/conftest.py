@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Problems this small cost more to share between threads than to solve."""
+    """Use one thread, because sharing problems this small costs more than solving them."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

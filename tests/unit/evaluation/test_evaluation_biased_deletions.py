@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.evaluation.sampling import PAPER_WEIGHTS, biased_deletion, deletion_reaching
-from worker.evaluation.shift import measure
+from worker.evaluation.biased_deletions import PAPER_WEIGHTS, biased_deletion, deletion_reaching
+from worker.evaluation.class_drift import measure_class_drift
 
 label_lists = st.lists(st.integers(0, 3), min_size=2, max_size=40).map(np.array)
 seeds = st.integers(0, 2**32 - 1)
@@ -26,7 +26,7 @@ def test_a_deletion_has_the_size_asked_for_and_begins_every_larger_one(labels, s
     second = biased_deletion(labels, large, weights={0: 9.0}, seed=seed)
     assert len(np.unique(first.rows)) == small
     assert set(first.rows) <= set(second.rows)
-    assert first.shift == measure(histogram(labels), histogram(labels[first.rows]))
+    assert first.drift == measure_class_drift(histogram(labels), histogram(labels[first.rows]))
     np.testing.assert_array_equal(
         first.rows, biased_deletion(labels, small, weights={0: 9.0}, seed=seed).rows
     )
@@ -59,9 +59,9 @@ def test_the_target_divergence_is_met_as_closely_as_any_size_up_to_the_crossing(
     labels, seed, target, direction
 ) -> None:
     def divergence(count: int) -> float:
-        shift = biased_deletion(labels, count, seed=seed).shift
-        found = shift.kl_retained_original if direction == "retained_original" else shift.kl_original_retained
-        return np.inf if found is None else found
+        drift = biased_deletion(labels, count, seed=seed).drift
+        kl = drift.kl_retained_original if direction == "retained_original" else drift.kl_original_retained
+        return np.inf if kl is None else kl
 
     curve = [divergence(count) for count in range(len(labels))]
     tolerance = 1e-9
@@ -69,19 +69,19 @@ def test_the_target_divergence_is_met_as_closely_as_any_size_up_to_the_crossing(
         with pytest.raises(ValueError, match="no deletion reaches"):
             deletion_reaching(labels, target, seed=seed, direction=direction)
     elif max(curve) > target + tolerance:
-        found = len(deletion_reaching(labels, target, seed=seed, direction=direction).rows)
+        size = len(deletion_reaching(labels, target, seed=seed, direction=direction).rows)
         crossing = next(count for count, value in enumerate(curve) if value >= target - tolerance)
-        best = min(abs(curve[count] - target) for count in (max(0, crossing - 1), crossing, found))
-        assert abs(curve[found] - target) <= best + tolerance
-        assert found <= crossing + 1
+        best = min(abs(curve[count] - target) for count in (max(0, crossing - 1), crossing, size))
+        assert abs(curve[size] - target) <= best + tolerance
+        assert size <= crossing + 1
 
 
 def test_the_papers_divergence_is_found_on_ten_balanced_classes() -> None:
     labels = np.repeat(np.arange(10), 6000)
     deletion = deletion_reaching(labels, 0.104, weights=PAPER_WEIGHTS, seed=3)
-    assert deletion.shift.kl_retained_original == pytest.approx(0.104, abs=2e-5)
+    assert deletion.drift.kl_retained_original == pytest.approx(0.104, abs=2e-5)
     assert 9_000 < len(deletion.rows) < 11_000
-    assert deletion.shift.erased["0"] + deletion.shift.erased["7"] > 0.9 * len(deletion.rows)
+    assert deletion.drift.erased["0"] + deletion.drift.erased["7"] > 0.9 * len(deletion.rows)
 
 
 @settings(max_examples=50, deadline=None)

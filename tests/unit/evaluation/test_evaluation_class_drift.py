@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.evaluation.shift import divergence, measure
+from worker.evaluation.class_drift import divergence, measure_class_drift
 
 histograms = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 1000), min_size=1)
 
@@ -16,12 +16,12 @@ def test_divergence_to_the_original_is_finite_and_zero_without_shift(
     erased = {name: data.draw(st.integers(0, count)) for name, count in original.items()}
     if sum(erased.values()) == sum(original.values()):
         return
-    shift = measure(original, erased)
-    assert math.isfinite(shift.kl_retained_original)
-    assert shift.kl_retained_original >= 0
-    vanished = any(count and not shift.retained[name] for name, count in original.items())
-    assert (shift.kl_original_retained is None) == vanished
-    assert measure(original, {}).kl_retained_original == pytest.approx(0, abs=1e-12)
+    drift = measure_class_drift(original, erased)
+    assert math.isfinite(drift.kl_retained_original)
+    assert drift.kl_retained_original >= 0
+    vanished = any(count and not drift.retained[name] for name, count in original.items())
+    assert (drift.kl_original_retained is None) == vanished
+    assert measure_class_drift(original, {}).kl_retained_original == pytest.approx(0, abs=1e-12)
 
 
 def test_a_known_value() -> None:
@@ -32,4 +32,4 @@ def test_a_known_value() -> None:
 
 def test_more_erased_than_there_is_is_refused() -> None:
     with pytest.raises(ValueError, match="more rows"):
-        measure({"a": 1}, {"a": 2})
+        measure_class_drift({"a": 1}, {"a": 2})

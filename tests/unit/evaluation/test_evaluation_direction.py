@@ -1,31 +1,32 @@
-"""The stored direction towards the parent: what an audit finds with it, and what it does not give away."""
+"""The stored direction towards the parent: what an audit detects with it, and what it does not reveal."""
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from certificate.evidence import EvidenceRecord, ReplayDirection, commit
+from lethe.certificate.evidence import EvidenceRecord, ReplayDirection, commit
 from tests.unit.certificate.certificate_evidence_cases import evidence_for, uuid7
-from worker.evaluation import direction, tails
-from worker.evaluation.direction import BUCKETS, NOISE, Projection, direction_for, towards_parent
+from worker.evaluation import tails
+from worker.evaluation.direction import BUCKETS, NOISE, Projection, project_parent, recover_direction
 from worker.evaluation.power import Alternative
 from worker.evaluation.replay import Check, ReplayAudit, Verdict, audit
 from worker.evaluation.tails import Slack
 
 SIGMA, TARGET, REPLAY = 3.7e-3, 1e-3, 1e-4
-NUMBERS = {"sigma": SIGMA, "target_distance": TARGET, "replay_distance": REPLAY}
+NUMBERS: dict[str, Any] = {"sigma": SIGMA, "target_distance": TARGET, "replay_distance": REPLAY}
 GRID = 2.0 ** math.floor(math.log2(SIGMA / 8))
 
 
 @pytest.fixture(autouse=True)
 def repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record's noise comes from the operating system; here, from a fixed stream."""
+    """Replace the record's noise from the operating system by a fixed stream."""
     stream = random.Random(0)
-    monkeypatch.setattr(direction.random, "SystemRandom", lambda: stream)
+    monkeypatch.setattr(random, "SystemRandom", lambda: stream)
 
 
 def normal(d: int, seed: int) -> Tensor:
@@ -40,14 +41,14 @@ def audited(
     published: Tensor, replayed: Tensor, parent: Tensor, seed: int = 1, **options: float
 ) -> ReplayAudit:
     identity = uuid7(seed)
-    record = direction_for(certificate_id=identity, parent=parent, sigma=SIGMA)
+    record = project_parent(certificate_id=identity, parent=parent, sigma=SIGMA)
     assert record is not None
-    lean = towards_parent(record, certificate_id=identity, replayed=replayed, sigma=SIGMA)
+    lean = recover_direction(record, certificate_id=identity, replayed=replayed, sigma=SIGMA)
     return audit(published, replayed, lean, **(NUMBERS | options))
 
 
 def p_value_of(result: ReplayAudit, check: Check) -> float:
-    return next(found.p_value for found in result.findings if found.check == check)
+    return next(finding.p_value for finding in result.findings if finding.check == check)
 
 
 @pytest.mark.parametrize("d", [1, 3, 1020, 1021, 1022, 7850])
@@ -75,7 +76,7 @@ def test_the_projection_keeps_its_share_of_any_vector_however_it_is_concentrated
 @pytest.mark.parametrize("d", [60, 650, 7850, 100_000])
 @pytest.mark.parametrize("rounded", [False, True])
 def test_a_model_that_stayed_at_a_noised_parent_is_found_in_any_dimension(d: int, rounded: bool) -> None:
-    """The parent is an earlier release: its own noise alone is a way off of σ in every coordinate."""
+    """The parent is an earlier release, so its noise alone moves every coordinate by about σ."""
     replayed = normal(d, 10)
     parent = (
         replayed + (TARGET / math.sqrt(d)) * normal(d, 11) + (3 if d < 100 else 1) * SIGMA * normal(d, 12)
@@ -97,12 +98,12 @@ def test_a_model_that_stayed_at_an_unnoised_first_version_is_found_when_that_is_
     replayed = normal(d, 20)
     away = normal(d, 21)
     parent = replayed + 60 * SIGMA * away / torch.linalg.vector_norm(away)
-    found = audited(parent + SIGMA * normal(d, 22), replayed, parent)
-    assert p_value_of(found, Check.FORGETTING) < 1e-6
+    unmoved = audited(parent + SIGMA * normal(d, 22), replayed, parent)
+    assert p_value_of(unmoved, Check.FORGETTING) < 1e-6
     near = replayed + 0.5 * SIGMA * away / torch.linalg.vector_norm(away)
     missed = audited(near + SIGMA * normal(d, 22), replayed, near)
     assert missed.verdict == Verdict.CONSISTENT
-    assert "a model that did not move" in missed.summary.split("could well have missed")[1]
+    assert "a model that did not move" in missed.summary.split("It may miss")[1]
 
 
 def test_the_stated_reach_is_a_lower_bound_nineteen_times_in_twenty() -> None:
@@ -110,9 +111,9 @@ def test_the_stated_reach_is_a_lower_bound_nineteen_times_in_twenty() -> None:
     replayed = normal(d, 30)
     parent = replayed + SIGMA * normal(d, 31)
     for run in range(runs):
-        record = direction_for(certificate_id=uuid7(run), parent=parent, sigma=SIGMA)
+        record = project_parent(certificate_id=uuid7(run), parent=parent, sigma=SIGMA)
         assert record is not None
-        lean = towards_parent(record, certificate_id=uuid7(run), replayed=replayed, sigma=SIGMA)
+        lean = recover_direction(record, certificate_id=uuid7(run), replayed=replayed, sigma=SIGMA)
         assert lean is not None
         unit = lean.direction / torch.linalg.vector_norm(lean.direction)
         below += float(unit @ (parent - replayed)) >= lean.reach
@@ -139,7 +140,7 @@ def test_honest_releases_are_accused_no_more_often_than_the_level_says(d: int, r
 def test_the_tail_on_a_grid_holds_for_a_single_coordinate_where_the_lattice_is_coarsest(
     offset: float,
 ) -> None:
-    """The law of a rounded normal is summed exactly: no rounded component exceeds its bound."""
+    """Sum the distribution of a rounded normal exactly: no component exceeds its bound."""
     for step in (1 / 8, 1 / 2):
         slack = Slack(dimension=1, allowance=0.0, rounding=0.0, rounding_each=0.0, grid=step)
         places = step * np.arange(-200, 201) - offset
@@ -171,7 +172,7 @@ def test_a_grid_coarser_than_the_noise_is_refused() -> None:
 
 @pytest.mark.parametrize("d", [4, 1021, 7850])
 def test_the_record_tells_no_coordinate_of_the_parent_within_sigma(d: int) -> None:
-    """Whoever reads the record and knows everything else about the parent's size and the signs.
+    """The reader of the record knows the parent's size and all signs.
 
     The least-squares reading Pᵀx misses by at least NOISE·σ along each of the k directions, and knows nothing
     in the d - k others; so the error per coordinate is never below σ, in any dimension.
@@ -179,7 +180,7 @@ def test_the_record_tells_no_coordinate_of_the_parent_within_sigma(d: int) -> No
     errors = []
     for seed in range(40 if d < 100 else 5):
         parent = normal(d, 60 + seed)
-        record = direction_for(certificate_id=uuid7(seed), parent=parent, sigma=SIGMA)
+        record = project_parent(certificate_id=uuid7(seed), parent=parent, sigma=SIGMA)
         assert record is not None
         x = np.array(record.values) * record.step
         projection = Projection(uuid7(seed), d)
@@ -191,9 +192,9 @@ def test_the_record_tells_no_coordinate_of_the_parent_within_sigma(d: int) -> No
 
 
 def test_the_record_depends_on_the_parent_alone_and_so_adds_nothing_about_the_solved_point() -> None:
-    """Nothing of the solved point goes in: there is no argument for it, and two draws of noise differ."""
+    """The solved point does not enter the record: no argument carries it, and two draws of noise differ."""
     parent = normal(700, 70)
-    first, again = (direction_for(certificate_id=uuid7(3), parent=parent, sigma=SIGMA) for _ in range(2))
+    first, again = (project_parent(certificate_id=uuid7(3), parent=parent, sigma=SIGMA) for _ in range(2))
     assert first is not None
     assert again is not None
     assert first.values != again.values, "the noise is fresh"
@@ -203,15 +204,15 @@ def test_the_record_depends_on_the_parent_alone_and_so_adds_nothing_about_the_so
 
 
 def test_weights_beyond_the_records_range_leave_no_direction() -> None:
-    assert direction_for(certificate_id=uuid7(1), parent=torch.full((5,), 1e9), sigma=1e-9) is None
-    assert direction_for(certificate_id=uuid7(1), parent=torch.full((5,), math.nan), sigma=1.0) is None
+    assert project_parent(certificate_id=uuid7(1), parent=torch.full((5,), 1e9), sigma=1e-9) is None
+    assert project_parent(certificate_id=uuid7(1), parent=torch.full((5,), math.nan), sigma=1.0) is None
 
 
 def test_a_record_of_another_dimension_is_not_used() -> None:
-    record = direction_for(certificate_id=uuid7(1), parent=normal(600, 1), sigma=SIGMA)
+    record = project_parent(certificate_id=uuid7(1), parent=normal(600, 1), sigma=SIGMA)
     assert record is not None
     for d in (599, 601, 5):
-        assert towards_parent(record, certificate_id=uuid7(1), replayed=normal(d, 2), sigma=SIGMA) is None
+        assert recover_direction(record, certificate_id=uuid7(1), replayed=normal(d, 2), sigma=SIGMA) is None
 
 
 def test_a_record_without_a_direction_has_the_bytes_it_always_had() -> None:

@@ -7,7 +7,7 @@ ROWS, WIDTH, BASE = 40, 30, 20
 
 
 class Pipeline:
-    """Ridge regression in closed form on a base set and the masked rows, then some way to unlearn them."""
+    """Return a pipeline: closed-form ridge regression on a base set and the masked rows, then unlearning."""
 
     def __init__(self, *, forget: float, noise: float, seed: int) -> None:
         rng = np.random.default_rng(seed)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from worker.engine.families import Logistic, Ridge, Softmax
 from worker.engine.rows import ArrayRows
-from worker.engine.training import train
+from worker.engine.trust_region import train
 from worker.evaluation.membership import (
     AttackSettings,
     cross_validated_scores,
@@ -23,7 +23,7 @@ QUICK = AttackSettings(replicates=300, seed=5)
 
 
 def rows_of(rng: np.random.Generator, count: int, mix: list[float]) -> ArrayRows:
-    """Labels have nothing to do with features, so whatever a model gets right it has memorised."""
+    """Labels are independent of features, so anything a model gets right is memorised."""
     return ArrayRows(rng.standard_normal((count, WIDTH)), rng.choice(CLASSES, count, p=mix))
 
 
@@ -79,9 +79,12 @@ def test_equal_models_differ_by_exactly_nothing_because_the_bootstrap_is_paired(
 
 def test_a_report_repeats_with_its_seed() -> None:
     rng = np.random.default_rng(2)
-    sides = [Softmax(rows_of(rng, 60, [0.4, 0.3, 0.3]), CLASSES, 1.0) for _ in range(2)]
-    models = {name: fitted(rows_of(rng, 60, [0.4, 0.3, 0.3])) for name in ("unlearned", "retrained")}
-    first, second = (membership_report(*sides, **models, settings=QUICK) for _ in range(2))
+    forget, unseen = (Softmax(rows_of(rng, 60, [0.4, 0.3, 0.3]), CLASSES, 1.0) for _ in range(2))
+    unlearned, retrained = (fitted(rows_of(rng, 60, [0.4, 0.3, 0.3])) for _ in range(2))
+    first, second = (
+        membership_report(forget, unseen, unlearned=unlearned, retrained=retrained, settings=QUICK)
+        for _ in range(2)
+    )
     assert first == second
 
 
@@ -103,11 +106,11 @@ def test_both_sides_have_the_same_class_mix_and_as_many_rows_as_possible(members
 def test_the_fitted_attack_finds_nothing_where_there_is_nothing() -> None:
     rng = np.random.default_rng(3)
     members = np.arange(160) < 80
-    found = []
+    aucs = []
     for seed in range(20):
         scores = cross_validated_scores(rng.standard_normal((160, 2)), members, folds=5, seed=seed)
-        found.append(auc(scores[members], scores[~members]))
-    assert np.mean(found) == pytest.approx(0.5, abs=0.05)  # standard deviation 0.067, of the mean 0.015
+        aucs.append(auc(scores[members], scores[~members]))
+    assert np.mean(aucs) == pytest.approx(0.5, abs=0.05)  # standard deviation 0.067, of the mean 0.015
 
 
 def test_the_fitted_attack_finds_either_sign_and_survives_a_constant_feature() -> None:

@@ -37,10 +37,10 @@ def test_a_weight_stands_for_so_many_copies_of_the_row(members, unseen, data) ->
         for side in (members, unseen)
     ]
     weights = np.array([counts[0] + counts[1]], dtype=np.float64)
-    copies = [np.repeat(side, count) for side, count in zip((members, unseen), counts, strict=True)]
+    member_copies, unseen_copies = np.repeat(members, counts[0]), np.repeat(unseen, counts[1])
     ranked = Ranking(members, unseen)
-    assert ranked.auc(weights)[0] == pytest.approx(auc(*copies))
-    assert ranked.tpr(weights, 0.3)[0] == pytest.approx(tpr_at(*copies, fpr=0.3))
+    assert ranked.auc(weights)[0] == pytest.approx(auc(member_copies, unseen_copies))
+    assert ranked.tpr(weights, 0.3)[0] == pytest.approx(tpr_at(member_copies, unseen_copies, fpr=0.3))
 
 
 def test_resamples_keep_each_groups_size_and_repeat_with_the_seed() -> None:
@@ -61,8 +61,8 @@ def test_bootstrap_intervals_cover_the_true_auc_about_as_often_as_they_say() -> 
         drawn = np.concatenate(
             [Ranking(members, unseen).auc(w) for w in resamples(80, 80, replicates=300, seed=seed)]
         )
-        found = interval(auc(members, unseen), drawn, 0.9)
-        covered += found.low <= truth <= found.high
+        estimate = interval(auc(members, unseen), drawn, 0.9)
+        covered += estimate.low <= truth <= estimate.high
     assert 0.83 <= covered / 150 <= 0.97  # 0.90 ± 3 standard deviations
 
 
@@ -73,7 +73,7 @@ def test_low_rates_are_reported_only_with_enough_unseen_rows() -> None:
 
 
 def test_nothing_to_rank_is_refused() -> None:
-    with pytest.raises(ValueError, match="both needed"):
+    with pytest.raises(ValueError, match="both members and unseen"):
         auc(np.array([]), np.array([1.0]))
     with pytest.raises(ValueError, match="finite"):
         auc(np.array([np.nan]), np.array([1.0]))

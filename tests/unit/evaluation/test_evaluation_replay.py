@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,8 +9,7 @@ from torch import Tensor
 
 from worker.engine.families import Softmax
 from worker.engine.rows import ArrayRows
-from worker.engine.training import train
-from worker.engine.trust_region import minimise
+from worker.engine.trust_region import minimise, train
 from worker.evaluation.power import Alternative
 from worker.evaluation.replay import FLOAT32_ROUNDOFF, Check, ReplayAudit, Verdict, audit, noise_estimate
 
@@ -22,7 +22,7 @@ def normal(d: int, seed: int) -> Tensor:
 
 
 class Scene:
-    """A replay, a parent some way off with its own noise, and the longest shift allowed, in a direction."""
+    """A replay, a parent with its own noise, and the longest offset allowed in a direction."""
 
     def __init__(self, d: int, *, seed: int = 0, lean: float = 0.0) -> None:
         self.d = d
@@ -32,16 +32,16 @@ class Scene:
         self.honest = self.replayed + lean * (TARGET + REPLAY) * towards
 
     def audit(self, published: Tensor, **options: object) -> ReplayAudit:
-        given = {"sigma": SIGMA, "target_distance": TARGET, "replay_distance": REPLAY} | options
-        return audit(published, self.replayed, self.parent, **given)  # type: ignore[arg-type]
+        numbers: dict[str, Any] = {"sigma": SIGMA, "target_distance": TARGET, "replay_distance": REPLAY}
+        return audit(published, self.replayed, self.parent, **(numbers | options))
 
 
 def power_of(result: ReplayAudit, alternative: Alternative) -> float:
-    return next(found.power for found in result.powers if found.alternative == alternative)
+    return next(power.power for power in result.powers if power.alternative == alternative)
 
 
 def p_value_of(result: ReplayAudit, check: Check) -> float:
-    return next(found.p_value for found in result.findings if found.check == check)
+    return next(finding.p_value for finding in result.findings if finding.check == check)
 
 
 @pytest.mark.parametrize("lean", [0.0, 1.0, -1.0])
@@ -112,10 +112,10 @@ def test_the_stated_power_against_a_small_lean_is_what_happens() -> None:
     unit = (scene.parent - scene.replayed) / torch.linalg.vector_norm(scene.parent - scene.replayed)
     scene.parent = scene.replayed + 3.5 * SIGMA * unit
     results = [scene.audit(scene.parent + SIGMA * normal(d, seed)) for seed in range(runs)]
-    found = np.mean([p_value_of(result, Check.FORGETTING) <= 1e-3 / 3 for result in results])
+    detected = np.mean([p_value_of(result, Check.FORGETTING) <= 1e-3 / 3 for result in results])
     stated = power_of(results[0], Alternative.NOT_MOVED)
     assert 0.2 < stated < 0.8
-    assert found == pytest.approx(stated, abs=4 * math.sqrt(stated * (1 - stated) / runs))
+    assert detected == pytest.approx(stated, abs=4 * math.sqrt(stated * (1 - stated) / runs))
     leaning = scene.replayed + results[0].detectable_shift * unit
     caught = [
         p_value_of(scene.audit(leaning + SIGMA * normal(d, seed)), Check.FORGETTING) <= 1e-3 / 3
@@ -144,7 +144,7 @@ def test_one_parameter_is_too_few_to_judge_noise_and_the_audit_says_so() -> None
     result = scene.audit(scene.honest + SIGMA * normal(1, 1))
     assert result.verdict == Verdict.CONSISTENT
     assert power_of(result, Alternative.NO_NOISE) == 0
-    assert "could well have missed: no noise" in result.summary
+    assert "It may miss: no noise" in result.summary
 
 
 def test_a_parent_already_at_the_minimum_leaves_no_direction_to_test() -> None:
@@ -153,19 +153,19 @@ def test_a_parent_already_at_the_minimum_leaves_no_direction_to_test() -> None:
     result = scene.audit(scene.honest + SIGMA * normal(300, 1), earlier_noise=torch.zeros(300))
     assert [finding.check for finding in result.findings] == [Check.NORM, Check.SHAPE]
     assert result.detectable_shift is None
-    assert Alternative.NOT_MOVED not in {found.alternative for found in result.powers}
+    assert Alternative.NOT_MOVED not in {power.alternative for power in result.powers}
 
 
 def test_without_a_parent_the_other_tests_run_and_the_summary_says_what_was_not_looked_for() -> None:
     scene = Scene(5000, seed=9)
-    numbers = {"sigma": SIGMA, "target_distance": TARGET, "replay_distance": REPLAY}
+    numbers: dict[str, Any] = {"sigma": SIGMA, "target_distance": TARGET, "replay_distance": REPLAY}
     honest = audit(scene.honest + SIGMA * normal(5000, 1), scene.replayed, None, **numbers)
     bare = audit(scene.honest, scene.replayed, None, **numbers)
     assert [finding.check for finding in honest.findings] == [Check.NORM, Check.SHAPE]
     assert (honest.verdict, bare.verdict) == (Verdict.CONSISTENT, Verdict.INCONSISTENT)
-    assert Alternative.NOT_MOVED not in {found.alternative for found in honest.powers}
+    assert Alternative.NOT_MOVED not in {power.alternative for power in honest.powers}
     assert honest.detectable_shift is None
-    assert "did not look for a model that stayed near its parent" in honest.summary
+    assert "did not test for a model that stayed near its parent" in honest.summary
     with_parent = scene.audit(scene.honest + SIGMA * normal(5000, 1))
     assert "stayed near its parent" not in with_parent.summary
     flat = Alternative.FLAT_NOISE
@@ -177,7 +177,7 @@ def test_noise_below_the_spacing_of_the_weights_accuses_nobody_and_claims_no_pow
     for sigma in (1e-17, 1e-200):
         result = audit(w, w, w, sigma=sigma, target_distance=0.0, replay_distance=0.0)
         assert result.verdict == Verdict.CONSISTENT
-        assert max(found.power for found in result.powers) == 0
+        assert max(power.power for power in result.powers) == 0
     with pytest.raises(ValueError, match="too small"):
         audit(w, w, w, sigma=1e-310, target_distance=1.0, replay_distance=0.0)
 
@@ -201,7 +201,7 @@ def test_storing_the_release_in_single_precision_raises_no_alarm() -> None:
     d, sigma = 100_000, 3e-7  # a few spacings of a float32 near 1
     replayed = 1 + normal(d, 1).abs()
     stored = (replayed + sigma * normal(d, 2)).to(torch.float32)
-    numbers = {"sigma": sigma, "target_distance": 1e-7, "replay_distance": 0.0}
+    numbers: dict[str, Any] = {"sigma": sigma, "target_distance": 1e-7, "replay_distance": 0.0}
     parent = replayed + 1e-3
     assert audit(stored, replayed, parent, **numbers).verdict == Verdict.INCONSISTENT
     rounded = audit(stored, replayed, parent, **numbers, unit_roundoff=FLOAT32_ROUNDOFF)
@@ -237,10 +237,14 @@ def test_a_real_erasure_passes_and_a_model_that_skipped_it_fails() -> None:
     parent = learned + SIGMA * normal(len(learned), 1)
     unlearned = minimise(retained, parent, target=TARGET)
     replay = train(retained, target=TARGET / 10)
-    numbers = {"sigma": SIGMA, "target_distance": TARGET, "replay_distance": replay.distance}
+    numbers: dict[str, Any] = {
+        "sigma": SIGMA,
+        "target_distance": TARGET,
+        "replay_distance": replay.distance,
+    }
     fresh = SIGMA * normal(len(learned), 2)
     honest = audit(unlearned.w + fresh, replay.w, parent, **numbers)
     skipped = audit(learned + fresh, replay.w, parent, **numbers)
     assert honest.verdict == Verdict.CONSISTENT
     assert skipped.verdict == Verdict.INCONSISTENT
-    assert "on trust" in honest.summary
+    assert "trusts the retained rows" in honest.summary

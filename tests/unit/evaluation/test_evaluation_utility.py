@@ -21,7 +21,7 @@ def point(dimension: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("chunk", [1, 7, 8192])
 def test_softmax_scores_agree_with_scikit_learn_at_any_chunk_size(chunk: int) -> None:
     holdout, features, labels = softmax_holdout(0)
-    holdout._chunk_rows = chunk
+    holdout.chunk_rows = chunk
     w = point(holdout.dimension, 1)
     result = classification(holdout, w)
     z = holdout.logits(w, torch.from_numpy(features)).T
@@ -62,14 +62,14 @@ def test_delta_f1_is_positive_when_retraining_is_better_and_flips_with_the_model
     actual = labels.logits(w, torch.from_numpy(features)).argmax(0).numpy()
     holdout = Softmax(ArrayRows(features, actual), 4, 1.0)
     worse = w + 0.3 * point(24, 8)
-    found = compare(holdout, retrained=w, unlearned=worse)
-    assert found.retrained == classification(holdout, w)
-    assert found.unlearned == classification(holdout, worse)
-    assert found.delta_f1 == pytest.approx(100 * (1 - found.unlearned.micro_f1))
-    assert 0 < found.low < found.delta_f1 < found.high
+    comparison = compare(holdout, retrained=w, unlearned=worse)
+    assert comparison.retrained == classification(holdout, w)
+    assert comparison.unlearned == classification(holdout, worse)
+    assert comparison.delta_f1 == pytest.approx(100 * (1 - comparison.unlearned.micro_f1))
+    assert 0 < comparison.low < comparison.delta_f1 < comparison.high
     flipped = compare(holdout, retrained=worse, unlearned=w)
-    assert flipped.delta_f1 == -found.delta_f1
-    assert (flipped.low, flipped.high) == pytest.approx((-found.high, -found.low))
+    assert flipped.delta_f1 == -comparison.delta_f1
+    assert (flipped.low, flipped.high) == pytest.approx((-comparison.high, -comparison.low))
 
 
 def test_the_paired_interval_covers_the_true_difference() -> None:
@@ -78,12 +78,12 @@ def test_the_paired_interval_covers_the_true_difference() -> None:
     for _ in range(300):  # one feature decides both models: right where x > 0.1, and where x > 0.15
         x = rng.uniform(size=(200, 1))
         holdout = Logistic(ArrayRows(x, np.ones(200, int)), 1.0)
-        found = compare(
+        comparison = compare(
             holdout,
             retrained=torch.tensor([1.0, -0.1], dtype=torch.float64),
             unlearned=torch.tensor([1.0, -0.15], dtype=torch.float64),
         )
-        covered += found.low <= 5.0 <= found.high
+        covered += comparison.low <= 5.0 <= comparison.high
     assert 270 <= covered <= 300  # 95 % of 300 is 285, standard deviation 3.8
 
 
@@ -93,7 +93,7 @@ def test_ridge_is_scored_by_rmse_and_r_squared(offset: float) -> None:
     features = rng.standard_normal((300, 4))
     targets = features @ rng.standard_normal(4) + rng.standard_normal(300) + offset
     holdout = Ridge(ArrayRows(features, targets), 1.0)
-    holdout._chunk_rows = 64
+    holdout.chunk_rows = 64
     w = point(5, 11)
     w[-1] += offset
     predicted = holdout.logits(w, torch.from_numpy(features))[0].numpy()

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from app.db.manifest import Manifest
+from worker.data import families
+from worker.data.families import Family, FamilyError, family_of
 from worker.engine.families import Ridge
 from worker.engine.rows import ArrayRows
-from worker.loading import families
-from worker.loading.families import Family, FamilyError, family_of
 
 ORIGINS = {"features": "made up", "constants": "made up"}
 
@@ -24,7 +24,7 @@ def _manifest(family: str, **more: Any) -> Manifest:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("family", "classes"), [("softmax", 4), ("logistic", None), ("ridge", None)])
-def test_the_flat_vector_is_laid_out_as_the_engine_lays_it_out(
+def test_a_family_and_the_engine_agree_on_the_flat_vector(
     family: str, classes: int | None, bias: bool
 ) -> None:
     manifest = _manifest(family, classes=classes, bias=bias)
@@ -66,22 +66,22 @@ def test_a_plug_in_is_found_through_its_entry_point(monkeypatch: pytest.MonkeyPa
     assert PLUGGED.dimension(manifest) == 3
 
 
-def test_a_plug_in_cannot_take_the_place_of_a_built_in_family(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plug_in_cannot_replace_a_built_in_family(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("ridge", "a_plug_in:thing", "lethe.families")
     monkeypatch.setattr(families, "entry_points", lambda group: [entry])
     assert family_of(_manifest("ridge")).loss == "half squared error"
 
 
 @pytest.mark.parametrize("value", ["not a family", Family("other", "", _shapes, PLUGGED.objective, len)])  # type: ignore[arg-type]
-def test_a_plug_in_that_gives_something_else_is_refused(
+def test_a_plug_in_that_provides_something_else_is_refused(
     monkeypatch: pytest.MonkeyPatch, value: object
 ) -> None:
     _install(monkeypatch, value)
-    with pytest.raises(FamilyError, match="does not give a Family"):
+    with pytest.raises(FamilyError, match="does not provide a Family"):
         family_of(_manifest("plugged", policy={"method": "retrain"}))
 
 
-def test_a_plug_in_that_is_missing_or_broken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_broken_plug_in_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = _manifest("plugged", policy={"method": "retrain"})
     with pytest.raises(FamilyError, match="plugged is not installed"):
         family_of(manifest)

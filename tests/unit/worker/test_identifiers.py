@@ -1,8 +1,9 @@
-"""Rows are matched to people exactly after normalisation, vectorised; a looser folding only warns."""
+"""Rows are matched to people exactly after normalisation. A looser folding only warns."""
 
 import io
 import unicodedata
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.storage import Storage
-from certificate.commitment import normalise_identifier
-from worker.loading import datasets, identifiers
-from worker.loading.inspection import Distinct
+from app.core.storage import Storage
+from lethe.certificate.commitment import normalise_identifier
+from worker.data import datasets, identifiers
+from worker.data.inspection import Distinct
 
 COMPOSED, DECOMPOSED = "Zo\u00eb", "Zoe\u0308"
 # Letters that decompose, combining marks in any order, Hangul, compatibility forms, singletons.
@@ -41,8 +42,8 @@ def write(storage: Storage, subjects: list[str | None], path: str = "data/part")
 
 
 @given(st.lists(LETTERS, max_size=6), st.sampled_from(["NFC", "NFD"]))
-def test_arrow_and_python_agree_on_the_normal_form(texts: list[str], form: str) -> None:
-    """The commitment is made by one and the rows are matched by the other."""
+def test_arrow_and_python_agree_on_the_normal_form(texts: list[str], form: Literal["NFC", "NFD"]) -> None:
+    """Python's form goes into commitments, and Arrow's is used to match rows."""
     stored = [unicodedata.normalize(form, text) for text in texts]
     assert identifiers.normalised(pa.array(stored, pa.string())).to_pylist() == [
         normalise_identifier(text) for text in texts
@@ -54,7 +55,7 @@ def test_normalising_twice_changes_nothing(text: str) -> None:
     assert normalise_identifier(normalise_identifier(text)) == normalise_identifier(text)
 
 
-def test_a_column_of_ascii_or_of_nothing_is_left_as_it_is() -> None:
+def test_ascii_and_empty_columns_are_left_unchanged() -> None:
     for values in (["a", None, "b "], [], [None]):
         assert identifiers.normalised(pa.array(values, pa.string())).to_pylist() == values
 
@@ -90,7 +91,7 @@ def test_two_forms_are_counted_as_one_subject() -> None:
         ("\u03c3\u03c2", "\u03a3\u03a3"),
     ],
 )
-def test_what_a_person_would_take_for_the_same_is_folded_together(one: str, two: str) -> None:
+def test_identifiers_that_people_confuse_fold_to_the_same_form(one: str, two: str) -> None:
     assert identifiers.folded(one) == identifiers.folded(two)
     assert normalise_identifier(one) != normalise_identifier(two)
 
@@ -98,11 +99,11 @@ def test_what_a_person_would_take_for_the_same_is_folded_together(one: str, two:
 @pytest.mark.parametrize(
     ("one", "two"), [("alice", "alicia"), ("p-1", "p-10"), ("p-1", "p1"), ("Zoe", COMPOSED)]
 )
-def test_other_people_are_not(one: str, two: str) -> None:
+def test_identifiers_of_different_people_fold_differently(one: str, two: str) -> None:
     assert identifiers.folded(one) != identifiers.folded(two)
 
 
-def test_near_matches_are_people_and_told_by_what_they_resemble(storage: Storage) -> None:
+def test_near_matches_are_grouped_by_the_form_they_share(storage: Storage) -> None:
     part = write(storage, ["alice", "alice", "ALICE", DECOMPOSED, COMPOSED, "bob", None])
     folds = {identifiers.folded("Alice "), identifiers.folded("ZO\u00cb"), identifiers.folded("carl")}
     assert datasets.near_matches(storage, part, folds) == {

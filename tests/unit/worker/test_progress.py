@@ -1,11 +1,11 @@
-"""Percent and time left: within bounds, never going back, and nothing where nothing can be said."""
+"""Percent and time left: within bounds, never going back, and absent while they are unknown."""
 
 import math
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.pipeline.progress import Estimate
+from worker.batch.progress import ProgressEstimate
 
 anything = st.floats(allow_nan=True, allow_infinity=True)
 lasting = st.floats(0, 1e4)
@@ -13,10 +13,10 @@ targets = st.floats(1e-12, 1e6)
 
 
 @given(targets, st.lists(st.tuples(anything, lasting), max_size=30), st.floats(1e-3, 1e6))
-def test_percent_is_of_a_hundred_and_never_falls(
+def test_percent_stays_within_bounds_and_never_falls(
     target: float, steps: list[tuple[float, float]], limit: float
 ) -> None:
-    estimate, seconds, before = Estimate(target, limit), 0.0, 0
+    estimate, seconds, before = ProgressEstimate(target, limit), 0.0, 0
     for distance, more in steps:
         seconds += more
         said = estimate.after(distance, seconds)
@@ -33,16 +33,16 @@ def test_percent_is_of_a_hundred_and_never_falls(
 
 
 @given(targets, st.lists(st.sampled_from([math.nan, math.inf, -1.0]), max_size=5))
-def test_without_a_distance_nothing_is_said(target: float, distances: list[float]) -> None:
-    estimate = Estimate(target, 10.0)
+def test_without_a_distance_nothing_is_estimated(target: float, distances: list[float]) -> None:
+    estimate = ProgressEstimate(target, 10.0)
     for n, distance in enumerate(distances):
         assert estimate.after(distance, float(n)) == {"percent": None, "eta_seconds": None}
 
 
 @given(st.integers(2, 12), st.floats(0.1, 100))
-def test_a_steady_fall_is_foretold(digits: int, pace: float) -> None:
-    """A digit per step, the same time each: the time left is what it then takes, to a percent's rounding."""
-    estimate = Estimate(10.0**-digits, math.inf)
+def test_the_time_left_of_steady_progress_is_predicted(digits: int, pace: float) -> None:
+    """One digit per step at a steady pace: the time left is predicted to within a percent's rounding."""
+    estimate = ProgressEstimate(10.0**-digits, math.inf)
     for step in range(digits + 1):
         said = estimate.after(10.0**-step * 1.0000001, pace * (step + 1))
         left = said["eta_seconds"]
@@ -53,5 +53,5 @@ def test_a_steady_fall_is_foretold(digits: int, pace: float) -> None:
     assert estimate.after(10.0**-digits, pace * (digits + 2)) == {"percent": 100, "eta_seconds": 0.0}
 
 
-def test_within_the_target_at_once() -> None:
-    assert Estimate(1.0, 10.0).after(0.5, 1.0) == {"percent": 100, "eta_seconds": 0.0}
+def test_a_first_step_within_the_target_is_complete() -> None:
+    assert ProgressEstimate(1.0, 10.0).after(0.5, 1.0) == {"percent": 100, "eta_seconds": 0.0}

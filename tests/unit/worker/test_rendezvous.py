@@ -1,4 +1,4 @@
-"""How ranks find rank 0, the network to it, and its end."""
+"""How ranks find rank 0, which network leads to it, and how they notice its end."""
 
 import os
 import socket
@@ -7,58 +7,60 @@ import threading
 import pytest
 
 from tests import eventually
-from worker.distributed import reaching
+from worker.distributed import rendezvous
 
 
 def _environment(server: socket.socket) -> dict[str, str]:
     host, port = server.getsockname()
-    return {"MASTER_ADDR": host, "MASTER_PORT": str(port), reaching.AGENT_STORE: "True"}
+    return {"MASTER_ADDR": host, "MASTER_PORT": str(port), rendezvous.AGENT_STORE: "True"}
 
 
-def test_whoever_waits_for_rank_0_goes_on_when_it_listens() -> None:
+def test_waiting_for_rank_0_ends_when_it_listens() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))  # not listening: a connection is refused
-        waiting = threading.Thread(target=reaching.wait_for, args=server.getsockname(), daemon=True)
+        waiting = threading.Thread(
+            target=rendezvous.wait_until_listening, args=server.getsockname(), daemon=True
+        )
         waiting.start()
-        waiting.join(2 * reaching.LOOK_SECONDS)
+        waiting.join(2 * rendezvous.POLL_SECONDS)
         assert waiting.is_alive()
         server.listen()
-        waiting.join(30)
+        waiting.join(120)
         assert not waiting.is_alive()
 
 
-def test_gloo_stays_on_the_loopback_device_when_rank_0_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(reaching.INTERFACE, "taken from whoever set it")
-    reaching.stay_in_the_network_of("127.0.0.1", 1)
-    assert os.environ[reaching.INTERFACE] == "taken from whoever set it"
-    monkeypatch.delenv(reaching.INTERFACE)
-    reaching.stay_in_the_network_of("127.0.0.1", 1)
-    assert os.environ[reaching.INTERFACE] == "lo"
-    monkeypatch.delenv(reaching.INTERFACE)
-    reaching.stay_in_the_network_of("no such host.invalid", 1)
-    assert reaching.INTERFACE not in os.environ
+def test_gloo_uses_the_interface_that_leads_to_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(rendezvous.INTERFACE, "set by the operator")
+    rendezvous.use_interface_towards("127.0.0.1", 1)
+    assert os.environ[rendezvous.INTERFACE] == "set by the operator"
+    monkeypatch.delenv(rendezvous.INTERFACE)
+    rendezvous.use_interface_towards("127.0.0.1", 1)
+    assert os.environ[rendezvous.INTERFACE] == "lo"
+    monkeypatch.delenv(rendezvous.INTERFACE)
+    rendezvous.use_interface_towards("no such host.invalid", 1)
+    assert rendezvous.INTERFACE not in os.environ
 
 
-def test_the_end_of_torchrun_is_told_and_not_before() -> None:
+def test_the_loss_of_torchrun_is_reported_when_it_ends() -> None:
     gone = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        reaching.tell_when_gone(_environment(server), 60.0, gone.set)
+        rendezvous.watch_rank_0(_environment(server), 60.0, gone.set)
         connection, _ = server.accept()
         assert not gone.is_set()
         connection.close()
         eventually(gone.is_set)
 
 
-def test_a_torchrun_that_ended_before_anyone_asked_is_told_too() -> None:
+def test_a_torchrun_that_ended_before_the_watch_began_is_reported() -> None:
     gone = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
         environ = _environment(server)
-    reaching.tell_when_gone(environ, 60.0, gone.set)
+    rendezvous.watch_rank_0(environ, 60.0, gone.set)
     eventually(gone.is_set)
 
 
-def test_processes_that_torchrun_did_not_start_are_told_nothing() -> None:
+def test_outside_a_torchrun_group_nothing_is_watched() -> None:
     gone, before = threading.Event(), threading.active_count()
-    reaching.tell_when_gone({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, 60.0, gone.set)
+    rendezvous.watch_rank_0({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, 60.0, gone.set)
     assert threading.active_count() == before
     assert not gone.is_set()

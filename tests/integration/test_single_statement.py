@@ -1,0 +1,175 @@
+"""Recording a group with one statement: only what needs no second look, and nothing twice."""
+
+import asyncio
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import select, update
+from sqlalchemy.exc import OperationalError
+
+from app.db import audit_log
+from app.db.audit_log import AuditEntry
+from app.db.states import ModelState
+from app.db.tables import Erasure, Model, Task, TaskSubject
+from app.gateway.erasures.group_commit import GroupCommit
+from app.gateway.erasures.recording import Answer, PreparedErasure, record_group
+from app.gateway.erasures.schemas import ErasureRequest
+from app.gateway.erasures.service import prepare
+from app.gateway.erasures.single_statement import SingleStatement
+from app.gateway.errors import IdempotencyMismatch, InvalidRequest
+from app.services import Services
+from lethe.certificate.audit_log import AuditLogHeads, verify_audit_log
+from lethe.certificate.keys import KeySet
+from tests.integration.job_world import World
+
+pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def world(services: Services) -> World:
+    return World(services)
+
+
+def _prepared(world: World, key: str | None = None, *subjects: str, **details: Any) -> PreparedErasure:
+    request = ErasureRequest(subjects=list(subjects) or ["a"], **details)
+    return prepare(world.services.vault, world.tenant, request, request.subjects, key)
+
+
+def _recorder(world: World) -> SingleStatement:
+    recorder = SingleStatement(world.services.database)
+    recorder.learn_models({world.tenant})
+    return recorder
+
+
+def _count(world: World, table: Any) -> int:
+    with world.services.database.reading() as session:
+        return len(session.scalars(select(table)).all())
+
+
+def test_every_column_is_stored_as_the_general_way_stores_it(world: World) -> None:
+    details: dict[str, Any] = {"reference": "fäll-1", "reason": "asked", "models": ["m0", "m1"]}
+    quick, general = (_prepared(world, None, "a", "b", **details) for _ in range(2))
+    recorder = _recorder(world)
+    assert list(recorder.record([quick])) == [quick.id]
+    recorder.close()
+    record_group(world.services.database, [general])
+    own = {"id", "received_at", "created_at", "due_at"}
+    with world.services.database.reading() as session:
+        stored = [session.get_one(Erasure, prepared.id) for prepared in (quick, general)]
+        columns = [column.key for column in Erasure.__table__.columns if column.key not in own]
+        values = [[getattr(row, name) for name in columns] for row in stored]
+        assert values[0] == values[1]
+        assert {name: getattr(stored[0], name) for name in own} == {name: quick.erasure[name] for name in own}
+        tasks = session.scalars(select(Task).where(Task.erasure_id == quick.id)).all()
+        assert {(task.state, task.subjects, task.due_at) for task in tasks} == {
+            ("received", 2, quick.erasure["due_at"])
+        }
+        subjects = session.scalars(select(TaskSubject).where(TaskSubject.task_id == tasks[0].id)).all()
+        assert [s.identifier for s in sorted(subjects, key=lambda s: s.ordinal)] == list(quick.identifiers)
+        assert [s.person for s in sorted(subjects, key=lambda s: s.ordinal)] == list(quick.people)
+
+
+def test_nothing_is_recorded_if_the_models_have_changed(world: World) -> None:
+    recorder = _recorder(world)
+    with world.services.database.writing() as session:
+        session.execute(update(Model).where(Model.id == world.models[0]).values(state=ModelState.RETIRED))
+    assert recorder.record([_prepared(world), _prepared(world, "k")]) == {}
+    recorder.close()
+    assert _count(world, Erasure) == 0
+
+
+def test_a_key_is_claimed_once(world: World) -> None:
+    recorder = _recorder(world)
+    first, again, other = (_prepared(world, "k"), _prepared(world, "k"), _prepared(world, "k2"))
+    assert set(recorder.record([first, again])) == {first.id}
+    assert set(recorder.record([again, other, _prepared(world, "k", "b")])) == {other.id}
+    recorder.close()
+    assert _count(world, Erasure) == 2
+
+
+def test_what_one_statement_leaves_is_answered_all_the_same(world: World) -> None:
+    group = [
+        _prepared(world),
+        _prepared(world, "k"),
+        _prepared(world, "k"),
+        _prepared(world, "k", "other"),
+        _prepared(world, None, models=["nowhere"]),
+    ]
+
+    async def run() -> list[Any]:
+        async with GroupCommit(world.services) as door:
+            await door.submit(_prepared(world))  # the gateway knows the models from now on
+            return await asyncio.gather(*(door.submit(p) for p in group), return_exceptions=True)
+
+    outcomes = asyncio.run(run())
+    kinds = [Answer, Answer, Answer, IdempotencyMismatch, InvalidRequest]
+    assert [type(outcome) for outcome in outcomes] == kinds
+    assert outcomes[1].body == outcomes[2].body
+    assert [outcome.replayed for outcome in outcomes[:3]] == [False, False, True]
+    assert _count(world, Erasure) == 3
+
+
+def test_after_a_lost_connection_nothing_is_written_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit may have arrived although its answer did not, so the request is not repeated."""
+    written: list[int] = []
+    real = psycopg.Connection.execute
+
+    def execute(self: Any, query: Any, *args: Any, **more: Any) -> Any:
+        result = real(self, query, *args, **more)
+        if query == "COMMIT" and not written:
+            written.append(1)
+            raise psycopg.OperationalError("the connection is lost")
+        return result
+
+    async def run() -> list[Any]:
+        async with GroupCommit(world.services) as door:
+            await door.submit(_prepared(world))
+            monkeypatch.setattr(psycopg.Connection, "execute", execute)
+            lost = await asyncio.gather(door.submit(_prepared(world)), return_exceptions=True)
+            return [*lost, await door.submit(_prepared(world))]
+
+    lost, later = asyncio.run(run())
+    assert isinstance(lost, OperationalError)
+    assert isinstance(later, Answer)
+    assert _count(world, Erasure) == 3
+
+
+def test_every_recorded_request_has_one_entry_in_the_audit_log(world: World) -> None:
+    recorder = _recorder(world)
+    first, again, other = (_prepared(world, "k", "a", "b"), _prepared(world, "k"), _prepared(world))
+    refused = _prepared(world, None, models=["nowhere"])
+    recorder.record([first, refused])
+    record_group(world.services.database, [_prepared(world)])
+    recorder.record([again, other])
+    recorder.close()
+    with world.services.database.reading() as session:
+        stored = set(session.scalars(select(Erasure.id)))
+        rows = session.scalars(select(AuditEntry).order_by(AuditEntry.sequence)).all()
+    assert {first.id, other.id} < stored
+    entries = [row.exported for row in rows]
+    assert [entry.sequence for entry in entries] == [0, 1, 2]
+    assert {entry.target for entry in entries} == {f"erasure/{id_}" for id_ in stored}
+    assert entries[0].details == {"subjects": 2, "models": ["m0", "m1"]}
+    heads = AuditLogHeads(log_id=str(world.tenant), heads=(), keys=KeySet(keys=()))
+    assert verify_audit_log(entries, heads).entries == 3
+
+
+def test_a_request_whose_entry_is_rejected_is_not_recorded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = _recorder(world)
+    recorder.record([_prepared(world)])
+    chained = audit_log.chained
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            audit_log, "chained", lambda heads, events: chained(dict.fromkeys(heads, (0, b"")), events)
+        )
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            recorder.record([_prepared(world)])
+    assert (_count(world, Erasure), _count(world, AuditEntry)) == (1, 1)
+    recorder.record([_prepared(world)])  # the connection is usable again
+    recorder.close()
+    assert (_count(world, Erasure), _count(world, AuditEntry)) == (2, 2)

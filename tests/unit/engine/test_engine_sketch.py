@@ -1,0 +1,162 @@
+"""Curvature sketches: they match dense Hessians, they save passes, and no sketch can spoil a certificate."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from worker.engine.families import Logistic, Ridge, Softmax
+from worker.engine.linear import LinearObjective
+from worker.engine.rows import ArrayRows
+from worker.engine.secants import SecantSteps
+from worker.engine.sketch import CurvatureSketch, SketchCancelled, build_sketch
+from worker.engine.trust_region import Outcome, minimise, train
+
+LAM, TARGET = 1e-3, 1e-3
+
+
+def _rows(count: int, width: int, classes: int, seed: int = 0) -> ArrayRows:
+    """Return rows of length 1 whose directions lose strength quickly, as real features do."""
+    generator = torch.Generator().manual_seed(seed)
+    strength = torch.arange(1, width + 1).pow(-1.0)
+    x = torch.randn(count, width, generator=generator) * strength
+    x /= x.norm(dim=1, keepdim=True)
+    y = (4 * x @ torch.randn(width, classes, generator=generator)).argmax(1)
+    return ArrayRows(x, y)
+
+
+def _softmax(count: int = 6000, width: int = 40, seed: int = 0) -> Softmax:
+    return Softmax(_rows(count, width, 5, seed), 5, LAM)
+
+
+def _noised(objective: LinearObjective) -> Tensor:
+    solution = train(objective, target=TARGET)
+    noise = torch.randn(objective.dimension, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return solution.w + 4 * TARGET * noise
+
+
+def _dense(objective: LinearObjective, w: Tensor) -> Tensor:
+    eye = torch.eye(objective.dimension, dtype=torch.float64)
+    return torch.stack([objective.hvp(w, v) for v in eye])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("family", ["softmax", "logistic", "ridge"])
+def test_a_sketch_of_full_rank_inverts_the_dense_hessian(family: str, bias: bool) -> None:
+    rows = _rows(600, 8, 2)
+    objective = {
+        "softmax": lambda: Softmax(rows, 2, LAM, bias=bias),
+        "logistic": lambda: Logistic(rows, LAM, bias=bias),
+        "ridge": lambda: Ridge(ArrayRows(*rows.sample(torch.arange(600))), LAM, bias=bias),
+    }[family]()
+    w = torch.randn(objective.dimension, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    sketch = build_sketch(objective, w, rank=objective.dimension)
+    assert sketch is not None
+    model = sketch.basis.double().T @ torch.diag(sketch.values.double()) @ sketch.basis.double()
+    dense = _dense(objective, w) - LAM * torch.eye(objective.dimension)
+    torch.testing.assert_close(model, dense, atol=1e-6, rtol=1e-4)
+
+
+def test_a_sketch_finds_the_leading_eigenpairs() -> None:
+    objective = _softmax(2000)
+    w = _noised(objective)
+    sketch = build_sketch(objective, w, rank=60)
+    assert sketch is not None
+    exact = torch.linalg.eigvalsh(_dense(objective, w)).flip(0) - LAM
+    torch.testing.assert_close(sketch.values[:20].double(), exact[:20], rtol=0.02, atol=1e-6)
+    identity = torch.eye(len(sketch.values))
+    torch.testing.assert_close(sketch.basis @ sketch.basis.T, identity, atol=1e-4, rtol=0)
+    # Nyström's approximation is never larger than the matrix.
+    assert bool((sketch.values.double() <= exact[: len(sketch.values)] * (1 + 1e-4) + 1e-8).all())
+
+
+def test_its_inverse_is_that_of_the_dense_model() -> None:
+    objective = _softmax(2000, 12)
+    w = _noised(objective)
+    sketch = build_sketch(objective, w, rank=20)
+    assert sketch is not None
+    basis, values = sketch.basis.double(), sketch.values.double()
+    outside = torch.eye(objective.dimension) - basis.T @ basis
+    dense = basis.T @ torch.diag(values + LAM) @ basis + (values[-1] + LAM) * outside
+    g = torch.randn(objective.dimension, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    torch.testing.assert_close(sketch.solve(g, LAM), torch.linalg.solve(dense, g), rtol=1e-3, atol=1e-2)
+
+
+def test_with_a_sketch_the_same_certificate_takes_fewer_passes() -> None:
+    objective = _softmax()
+    w = _noised(objective)
+    sketch = build_sketch(objective, w, rank=64)
+    without = minimise(_softmax(), w, target=TARGET)
+    with_it = minimise(_softmax(), w, target=TARGET, sketch=sketch)
+    assert without.outcome is with_it.outcome is Outcome.CERTIFIED
+    assert with_it.passes < without.passes / 2
+    here = _softmax().certified_gradient(with_it.w)
+    assert (here.norm, here.rounding) == (with_it.gradient_norm, with_it.rounding)
+    assert (here.norm + here.rounding) / LAM <= TARGET
+    assert float((with_it.w - without.w).norm()) <= 2 * TARGET
+
+
+def _spoiled(kind: str, dimension: int) -> CurvatureSketch:
+    basis = torch.randn(20, dimension, generator=torch.Generator().manual_seed(7))
+    values = torch.ones(20)
+    if kind == "not finite":
+        basis[3, 3] = math.nan
+    if kind == "no curvature":
+        values = torch.zeros(20)
+    if kind == "far too short":
+        values = torch.full((20,), 1e30)
+    if kind == "of another model":
+        basis = basis[:, 1:]
+    return CurvatureSketch(basis, values)
+
+
+@pytest.mark.parametrize(
+    "kind", ["random", "not finite", "no curvature", "far too short", "of another model"]
+)
+def test_a_wrong_sketch_costs_two_passes_and_changes_no_certificate(kind: str) -> None:
+    objective = _softmax()
+    w = _noised(objective)
+    plain = minimise(_softmax(), w, target=TARGET)
+    spoiled = minimise(_softmax(), w, target=TARGET, sketch=_spoiled(kind, objective.dimension))
+    assert spoiled.outcome is Outcome.CERTIFIED
+    here = _softmax().certified_gradient(spoiled.w)
+    assert (here.norm + here.rounding) / LAM <= TARGET
+    assert spoiled.passes <= plain.passes + 4
+
+
+def test_without_a_sketch_the_solve_takes_the_same_path_as_ever() -> None:
+    objective = _softmax()
+    w = _noised(objective)
+    plain, none = (
+        minimise(_softmax(), w, target=TARGET),
+        minimise(_softmax(), w, target=TARGET, sketch=None),
+    )
+    assert torch.equal(plain.w, none.w)
+    assert plain.passes == none.passes
+
+
+def test_rows_that_carry_no_curvature_or_overflow_give_no_sketch() -> None:
+    zeros = Softmax(ArrayRows(torch.zeros(50, 4), torch.zeros(50)), 3, LAM, bias=False)
+    assert build_sketch(zeros, zeros.anchor, rank=4) is None
+    huge = Ridge(ArrayRows(torch.full((50, 4), 1e30), torch.zeros(50)), LAM)
+    assert build_sketch(huge, huge.anchor, rank=4) is None
+
+
+def test_building_stops_when_it_is_cancelled() -> None:
+    objective = _softmax(600)
+    with pytest.raises(SketchCancelled):
+        build_sketch(objective, objective.anchor, rank=16, cancelled=lambda: True)
+
+
+def test_secant_steps_solve_a_quadratic_in_as_many_steps_as_gmres() -> None:
+    values = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64).repeat_interleave(5)
+    w = torch.ones(15, dtype=torch.float64)
+    flat = CurvatureSketch(torch.zeros(1, 15), torch.ones(1))  # knows nothing: curvature 1 everywhere
+    secants = SecantSteps(flat, 1.0)
+    for _ in range(4):  # three distinct eigenvalues
+        g = values * w
+        step = secants.propose(g)
+        secants.learn(step, values * step)
+        w = w + step
+    assert float((values * w).norm()) < 1e-5

@@ -1,0 +1,1 @@
+"""Tests of representations: graphs, tokenizers and raw rows."""
