@@ -1,7 +1,8 @@
-# Two images of one source: `gateway` (the HTTP API, the dispatcher, migrations; no torch) and `worker`.
+# Two images from one source tree: `gateway` (HTTP API, dispatcher and migrations, without torch) and `worker`.
 #   docker build --target gateway -t lethe-gateway .
 #   docker build --target worker  -t lethe-worker  .
 
+# PYTHONSAFEPATH: the health checks run `python -c` in the data folder and must not import what lies there.
 FROM python:3.11.14-slim-bookworm AS base
 ENV PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
@@ -12,20 +13,19 @@ FROM base AS source
 WORKDIR /source
 RUN python -m venv /opt/lethe
 COPY pyproject.toml constraints.txt README.md LICENSE ./
-COPY certificate ./certificate
-COPY client ./client
+COPY sdk ./sdk
 COPY migrations ./migrations
 COPY app ./app
 COPY worker ./worker
 
 FROM source AS gateway-build
-RUN --mount=type=cache,target=/root/.cache/pip pip install -c constraints.txt '.[gateway,s3,tracing]'
+RUN --mount=type=cache,target=/root/.cache/pip pip install -c constraints.txt ./sdk '.[s3,tracing]'
 
 FROM source AS worker-build
-RUN --mount=type=cache,target=/root/.cache/pip pip install -c constraints.txt '.[worker,s3,tracing]'
+RUN --mount=type=cache,target=/root/.cache/pip pip install -c constraints.txt ./sdk '.[worker,s3,tracing]'
 
 FROM base AS runtime
-# The number is fixed so that mounted key files and volumes can be given to it.
+# The user id is fixed so that key files and volumes can be owned by it.
 RUN groupadd --gid 10001 lethe \
     && useradd --uid 10001 --gid lethe --home-dir /var/lib/lethe --shell /usr/sbin/nologin lethe \
     && install -d -o lethe -g lethe -m 0700 /var/lib/lethe /var/lib/lethe/storage
@@ -36,12 +36,12 @@ ENTRYPOINT ["lethe"]
 
 FROM runtime AS worker
 COPY --from=worker-build /opt/lethe /opt/lethe
-# A worker that ends takes its container with it; what is left to ask is whether it reaches its parts.
+# The container stops with its worker, so the check only asks whether the worker reaches what it depends on.
 HEALTHCHECK --interval=30s --timeout=20s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "from app.bootstrap import Services; from app.settings import load_settings; s = Services(load_settings()); s.database.check(); s.redis.ping(); s.storage.check()"]
+    CMD ["python", "-c", "from app.services import Services; from app.core.settings import load_settings; s = Services(load_settings()); s.database.check(); s.redis.ping(); s.storage.check()"]
 CMD ["worker"]
 
-# Last, so that it is what a build without a target makes.
+# The last stage is what a build without --target produces.
 FROM runtime AS gateway
 COPY --from=gateway-build /opt/lethe /opt/lethe
 ENV LETHE_HOST=0.0.0.0 \
