@@ -30,6 +30,7 @@ from app.core import process
 SERVE = "--serve"
 PREPARE = "prepare"  # in place of a job: asks for preparations instead of an attempt
 _LINE_BYTES = 65536
+_CLOSE_SECONDS = 10.0
 _SUPPORTED = sys.platform == "linux"
 
 
@@ -122,6 +123,7 @@ class ForkServer:
         self._numbers = itertools.count()
         self._oldest = 0  # the number of the first child of the server that runs now
         self._statuses: dict[int, int] = {}
+        self._running: set[int] = set()  # children whose end has not been reported
 
     def start(self) -> None:
         """Start the server, unless it is running. It imports its modules while the caller goes on."""
@@ -164,6 +166,7 @@ class ForkServer:
             return SpawnedProcess([*self._command, *arguments], env)
         self.start()
         number = next(self._numbers)
+        self._running.add(number)
         self.send({"run": number, "arguments": arguments, "env": dict(env)})
         return ForkedProcess(self, number)
 
@@ -201,16 +204,24 @@ class ForkServer:
         for line in lines:
             reply = json.loads(line)
             self._statuses[reply["child"]] = reply["status"]
+            self._running.discard(reply["child"])
         return bool(received)
 
     def close(self) -> None:
-        """End the server, and with it the children that are still running."""
+        """End the server and the children that are still running, and wait until all of them have ended.
+
+        The files that they had locked are free afterwards. Without an owner at the other end of the pipe, the
+        server kills its children, waits for them and exits.
+        """
         if self._process is not None:
-            process.kill(self._process)
             os.close(self._commands)
+            if self._running:  # otherwise there is nothing to wait for, and it may still be importing
+                process.wait(self._process, _CLOSE_SECONDS)
+            process.kill(self._process)
             os.close(self._replies)
             self._commands = self._replies = -1
             self._process, self._idle, self._received = None, None, b""
+            self._running.clear()
             self._oldest = next(self._numbers) + 1
 
 
@@ -244,7 +255,7 @@ class _Server:
         self._selector.register(commands, selectors.EVENT_READ)
 
     def serve(self) -> None:
-        """Obey the owner until it is gone, then kill the children that are left."""
+        """Obey the owner until it is gone, then kill the children that are left and wait for their ends."""
         while True:
             for key, _ in self._selector.select():
                 if key.fd in self._endings:
@@ -252,6 +263,7 @@ class _Server:
                 elif not self._receive():
                     for child in self._children.values():
                         _kill(child)
+                        os.waitpid(child, 0)
                     return
 
     def _receive(self) -> bool:

@@ -100,6 +100,30 @@ class AuditLogSigner:
             _log_database_errors(lambda: sign_audit_logs(self._services))
 
 
+class ScratchSweeper:
+    """Sweeps scratch folders at every heartbeat, in a thread of its own.
+
+    A killed process may still hold its folder's lock at the moment when the worker sweeps after it.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep_sweeping, name="sweeper", daemon=True)
+
+    def __enter__(self) -> "ScratchSweeper":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _keep_sweeping(self) -> None:
+        while not self._stop.wait(self._settings.heartbeat_seconds):
+            sweep(self._settings)
+
+
 def sign_audit_logs(services: Services) -> None:
     """Sign the heads of the audit logs that are due, and append them to the certificate log.
 
@@ -231,7 +255,7 @@ def run(settings: Settings) -> None:
     followers = worker.runtime.followers
     if settings.nproc > 1:
         followers.start()
-    with Presence(services), AuditLogSigner(services):
+    with Presence(services), AuditLogSigner(services), ScratchSweeper(settings):
         try:
             worker.work(logging_level="WARNING", with_scheduler=False)
         except RedisError as problem:

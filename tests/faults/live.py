@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tests.integration.harness import create_model, key_for
 from worker.attempt import process_name
 
 JOB_SECONDS = 240.0  # a loaded machine imports torch slowly
+LOG_LINES = 60
 
 
 class Live:
@@ -68,7 +69,7 @@ class Live:
 
     def register(self) -> None:
         create_model(self.gateway, self.admin)
-        eventually(lambda: self.get("/v1/models/toy")["state"] == "ready", within=JOB_SECONDS)
+        self.wait_until(lambda: self.get("/v1/models/toy")["state"] == "ready")
 
     def erase(self, *subjects: str) -> str:
         """Request an erasure. Two subjects fill a batch."""
@@ -83,7 +84,28 @@ class Live:
         return answer.json()
 
     def wait_until_completed(self, erasure: str) -> None:
-        eventually(lambda: self.get(erasure)["state"] == "completed", within=JOB_SECONDS)
+        self.wait_until(lambda: self.get(erasure)["state"] == "completed")
+
+    def wait_until(self, look: Callable[[], bool], *, every: float = 0.05) -> None:
+        """Wait until `look` is true. If that takes too long, say what the service was doing."""
+        try:
+            eventually(look, within=JOB_SECONDS, every=every)
+        except AssertionError as problem:
+            raise AssertionError(f"{problem}\n{self.describe()}") from None
+
+    def describe(self) -> str:
+        """Describe the newest job, the processes that run, and the last lines that they logged."""
+        job = self.newest_job()
+        lines = [
+            f"job {job.id}: {job.kind} {job.state}, attempt {job.attempt}, {job.failure_cause}, {job.error}"
+        ]
+        for started in self.started:
+            if started.poll() is None:
+                family = [psutil.Process(started.pid), *psutil.Process(started.pid).children(recursive=True)]
+                lines += [f"{it.pid} {it.status()} {it.name()} {' '.join(it.cmdline())}" for it in family]
+        for path in sorted(self.folder.glob("*log")):
+            lines += [f"-- {path.name}", *path.read_text(errors="replace").splitlines()[-LOG_LINES:]]
+        return "\n".join(lines)
 
     # As an operator
 
@@ -102,8 +124,8 @@ class Live:
 
     def wait_for_job(self, state: JobState) -> Job:
         """Wait until the job of the newest erasure is in this state, and return it."""
-        eventually(lambda: self.get(self.asked[-1])["state"] != "received", within=JOB_SECONDS)
-        eventually(lambda: self.newest_job().state == state, within=JOB_SECONDS, every=0.01)
+        self.wait_until(lambda: self.get(self.asked[-1])["state"] != "received")
+        self.wait_until(lambda: self.newest_job().state == state, every=0.01)
         return self.newest_job()
 
     def attempt_of(self, worker: subprocess.Popen[bytes]) -> psutil.Process:

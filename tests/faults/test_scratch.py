@@ -7,7 +7,9 @@ from pathlib import Path
 
 from app.core.clock import new_id
 from app.core.settings import Settings
+from tests import eventually
 from worker.data.scratch import sweep, working_folder
+from worker.main import ScratchSweeper
 
 HOLD_AND_DIE = """
 import os, signal, sys
@@ -32,6 +34,14 @@ def test_the_folder_of_a_killed_attempt_is_swept_and_that_of_a_running_one_stays
         assert not left.exists()
         assert living.exists()
     assert not living.exists()
+
+
+def test_a_running_worker_sweeps_folders_that_were_still_locked_when_it_looked(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, heartbeat_seconds=0.01)
+    left = tmp_path / "scratch" / str(new_id())
+    with ScratchSweeper(settings):
+        left.mkdir(parents=True)
+        eventually(lambda: not left.exists())
 
 
 def test_a_folder_that_is_being_created_is_not_swept(tmp_path: Path) -> None:

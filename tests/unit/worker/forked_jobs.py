@@ -1,5 +1,6 @@
 """A fork server whose jobs are small, for the tests of `worker.fork_server`."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -25,6 +26,11 @@ def run(job: str, argument: str = "") -> None:
         raise ValueError("on purpose")
     elif job == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif job == "lock":
+        with Path(argument).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            Path(f"{argument}.taken").touch()
+            threading.Event().wait()
     elif job in ("sleep", "family"):
         sleeper = subprocess.Popen(["sleep", "600"]) if job == "family" else None
         partial = Path(f"{argument}.partial")

@@ -1,5 +1,6 @@
 """A fork server runs each job in a fresh process that dies with it and carries nothing over."""
 
+import fcntl
 import os
 import signal
 import sys
@@ -75,6 +76,19 @@ def test_a_child_gets_the_environment_of_the_moment(
         monkeypatch.setenv("LETHE_SECRET", value)
         assert run(server, "environment", str(tmp_path / value)) == 0
         assert (tmp_path / value).read_text() == value
+
+
+def test_files_that_the_children_had_locked_are_free_once_the_server_is_closed(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    locks = [tmp_path / str(number) for number in range(8)]
+    for path in locks:
+        server.run("lock", str(path))
+    eventually(lambda: all(Path(f"{path}.taken").exists() for path in locks))
+    server.close()
+    for path in locks:
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_killed_child_ends_with_what_it_started(server: ForkServer, tmp_path: Path) -> None:
