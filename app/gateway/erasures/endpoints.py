@@ -62,13 +62,13 @@ async def request_erasure(
     """
     services: Services = request.state.services
     group_commit: GroupCommit = request.state.group_commit
-    with traced(request, services) as trace:
+    with _traced(request, services) as trace:
         arguments = (services.vault, caller.tenant_id, body, body.subjects, idempotency_key, trace)
         if len(body.subjects) <= INLINE_SUBJECTS:
             prepared = service.prepare(*arguments)
         else:
             prepared = await run_in_threadpool(service.prepare, *arguments)
-        return accepted(await group_commit.submit(prepared))
+        return _accepted(await group_commit.submit(prepared))
 
 
 @router.get("")
@@ -177,14 +177,14 @@ async def request_bulk_erasure(
 
     def record() -> Answer | ServiceError:
         subjects = bulk.read_subjects(request.headers.get("content-type", ""), uploads.chunks(request))
-        with traced(request, services) as trace:
+        with _traced(request, services) as trace:
             arguments = (services.vault, caller.tenant_id, details, subjects, idempotency_key, trace)
             return record_group(services.database, [service.prepare(*arguments)])[0]
 
     outcome = await uploads.run(record)
     if isinstance(outcome, ServiceError):
         raise outcome
-    return accepted(outcome)
+    return _accepted(outcome)
 
 
 @router.get("/{erasure_id}/receipts")
@@ -232,12 +232,12 @@ def acknowledge_receipts(erasure_id: UUID, caller: CanWriteErasures, services: S
     return acknowledgement
 
 
-def traced(request: Request, services: Services) -> AbstractContextManager[str | None]:
+def _traced(request: Request, services: Services) -> AbstractContextManager[str | None]:
     """Continue the caller's trace. The erasure carries it through all later steps."""
     return services.tracer.span("accept", parent=tracing.valid(request.headers.get("traceparent")))
 
 
-def accepted(answer: Answer) -> Response:
+def _accepted(answer: Answer) -> Response:
     """Return the response to a request that is recorded."""
     headers = {"Location": answer.location, "Retry-After": "5"}
     if answer.replayed:
