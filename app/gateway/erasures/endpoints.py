@@ -7,7 +7,6 @@ from uuid import UUID
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
 
 from app.core import logging, tracing
 from app.core.clock import now
@@ -18,15 +17,16 @@ from app.gateway.erasures import bulk, receipts, repository, service
 from app.gateway.erasures.group_commit import GroupCommit
 from app.gateway.erasures.receipts import CURSOR, Acknowledgement, ReceiptPage
 from app.gateway.erasures.recording import Answer, record_group
-from app.gateway.erasures.schemas import NO_CONTROLS, ErasureDetails, ErasureRequest, ErasureView, Extension
-from app.gateway.errors import ServiceError
-from app.gateway.event_stream import (
-    LONGEST_STREAM,
-    STREAM_RESPONSES,
-    LastEventId,
-    StreamTimeout,
-    follow_changes,
+from app.gateway.erasures.schemas import (
+    NO_CONTROLS,
+    ErasureDetails,
+    ErasureProgress,
+    ErasureRequest,
+    ErasureView,
+    Extension,
 )
+from app.gateway.errors import ServiceError
+from app.gateway.event_stream import STREAM_RESPONSES, Changes
 from app.gateway.models.schemas import NAME
 from app.gateway.pagination import Cursor, Limit, Page, fetch_page
 from app.gateway.uploads import Uploads
@@ -111,12 +111,7 @@ def get_erasure(erasure_id: UUID, caller: CanReadErasures, services: ServicesOf)
 
 @router.get("/{erasure_id}/changes", response_class=StreamingResponse, responses=STREAM_RESPONSES)
 async def follow_erasure(
-    erasure_id: UUID,
-    request: Request,
-    caller: CanReadErasures,
-    services: ServicesOf,
-    last_event_id: LastEventId = None,
-    timeout: StreamTimeout = LONGEST_STREAM,
+    erasure_id: UUID, caller: CanReadErasures, services: ServicesOf, changes: Changes
 ) -> StreamingResponse:
     """Stream an erasure and its batches as server-sent events: now, and after every change, until it ends.
 
@@ -124,13 +119,14 @@ async def follow_erasure(
     an event only if something has changed.
     """
 
-    def read() -> tuple[BaseModel, bool]:
+    def read() -> ErasureProgress:
         with services.database.reading() as session:
             erasure = service.get(session, caller.tenant_id, erasure_id)
-            progress = service.describe_progress(session, erasure, caller)
-        return progress, all(task.state in service.ENDED_TASK for task in progress.erasure.tasks)
+            return service.describe_progress(session, erasure, caller)
 
-    return await follow_changes(request, read, last_event_id=last_event_id, timeout=timeout)
+    return await changes.follow(
+        read, lambda progress: all(task.state in service.ENDED_TASK for task in progress.erasure.tasks)
+    )
 
 
 @router.delete("/{erasure_id}")
