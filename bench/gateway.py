@@ -1,4 +1,4 @@
-"""Throughput of erasure requests: group commit, an immediate answer, one transaction per request, FastAPI.
+"""Throughput of erasure requests: group commit, an immediate answer, one transaction per request.
 
 All variants run in turns on one machine, client included, so the ratios are the meaningful figures.
 """
@@ -32,7 +32,7 @@ from app.local import supervisor
 from app.services import Services
 from bench import measurement
 
-KINDS = ("immediate", "real", "plain", "fastapi")
+KINDS = ("immediate", "real", "plain")
 CONNECTIONS = (32, 64)
 MANIFEST = {"family": "logistic", "width": 1, "lambda": 1.0, "origins": {"features": "x", "constants": "x"}}
 
@@ -135,7 +135,6 @@ def _compare(taken: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         "failures": sum(t["failures"] for runs in taken.values() for t in runs),
         "share_of_immediate": round(rate["real"] / rate["immediate"], 3),
         "times_plain": round(rate["real"] / rate["plain"], 2),
-        "times_fastapi": round(rate["real"] / rate["fastapi"], 2),
         "p99_times_immediate": round(p99["real"] / p99["immediate"], 2),
     }
 

@@ -1,9 +1,8 @@
-"""The gateway, and the three variants it is compared with.
+"""The gateway, and the two variants it is compared with.
 
 real       the gateway
 immediate  answers as soon as a request is validated and encrypted, without the database
 plain      writes each request in a transaction of its own, in the thread pool
-fastapi    the gateway without its plain ASGI route for ordinary requests
 """
 
 import sys
@@ -17,7 +16,7 @@ from fastapi import FastAPI, Header, Response
 from app.core import logging
 from app.core.settings import Settings, load_settings
 from app.gateway.auth.guard import CanWriteErasures, ServicesOf
-from app.gateway.erasures import intake, service
+from app.gateway.erasures import service
 from app.gateway.erasures.group_commit import GroupCommit
 from app.gateway.erasures.recording import Answer, PreparedErasure, answer_body, record_group
 from app.gateway.erasures.schemas import ErasureRequest
@@ -42,8 +41,6 @@ def build(kind: str, settings: Settings) -> FastAPI:
     if kind == "plain":
         app.add_api_route("/v1/erasures", plain, methods=["POST"], status_code=202)
         app.router.routes.insert(0, app.router.routes.pop())  # the first matching route answers
-    if kind == "fastapi":
-        intake.remove(app)
     return app
 
 

@@ -16,7 +16,6 @@ from bench.archives import cache_folder
 from bench.backbones import efficientnet
 from bench.datasets import cifar10
 from bench.representation_problems import encode_png
-from lethe.certificate.representation import ImageInput, Representation
 from worker.representation.encoder import Encoder
 from worker.representation.limits import Limits
 
@@ -45,22 +44,7 @@ def _piece(start: int) -> Path:
 
 def _encode(images: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Return the features of flat images with channels first. (n, 3072) -> (n, 1280)"""
-    declaration = Representation(
-        library=None,
-        input=ImageInput(
-            kind="image",
-            encoding="png or jpeg",
-            shape=(3, SIDE, SIDE),
-            resize="bicubic",
-            scale=1 / 255,
-            mean=(efficientnet.MEAN,) * 3,
-            std=(efficientnet.DEVIATION,) * 3,
-        ),
-        outputs=("features",),
-        normalisation="unit",
-        origin=efficientnet.ORIGIN.format(size=SIZE),
-        licence=efficientnet.LICENCE,
-    )
+    declaration = efficientnet.declare(SIZE, side=SIDE)
     graph = efficientnet.build(SIZE, side=SIDE)
     encoder = Encoder(declaration, graph, None, limits=Limits())
     return encoder.encode(pa.array([encode_png(row.reshape(3, 32, 32)) for row in images], pa.binary()))

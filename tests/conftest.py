@@ -91,18 +91,23 @@ def postgres_template(postgres_url: str, tmp_path_factory: pytest.TempPathFactor
     return name
 
 
-@pytest.fixture(params=DATABASES)
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Create a migrated database. Tests run once on SQLite and once on PostgreSQL."""
+def create_database(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
+    """Create a migrated database of the kind in `request.param`, and drop it afterwards."""
     if request.param == "sqlite":
-        shutil.copy(request.getfixturevalue("sqlite_template"), tmp_path / "lethe.db")
-        yield f"sqlite:///{tmp_path / 'lethe.db'}"
+        shutil.copy(request.getfixturevalue("sqlite_template"), folder / "lethe.db")
+        yield f"sqlite:///{folder / 'lethe.db'}"
         return
     template = request.getfixturevalue("postgres_template")
     url, name = request.getfixturevalue("postgres_url"), f"t_{secrets.token_hex(8)}"
     administer(url, f"CREATE DATABASE {name} TEMPLATE {template}")
     yield url_of(url, name)
     administer(url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(params=DATABASES)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Create a migrated database. Tests run once on SQLite and once on PostgreSQL."""
+    yield from create_database(request, tmp_path)
 
 
 @pytest.fixture

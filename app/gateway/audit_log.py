@@ -1,15 +1,12 @@
 """The audit log of a tenant: reading it, exporting it, and its signed heads."""
 
-import csv
-import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Header, Query, Response
-from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime, BaseModel, Field
 from sqlalchemy import Select
 from sqlalchemy.orm import Session
@@ -18,6 +15,7 @@ from app.db import audit_log
 from app.db.audit_log import Action, AuditEntry
 from app.gateway.auth.guard import CanAudit, ServicesOf
 from app.gateway.certificates import service as certificates
+from app.gateway.csv_files import CSV, attach_csv, attach_lines
 from app.gateway.pagination import Limit
 from app.services import Services
 from lethe.certificate import envelope
@@ -25,13 +23,12 @@ from lethe.certificate.audit_log import AuditLogHeads, logged_head
 from lethe.certificate.receipt import LogPlace
 
 router = APIRouter(prefix="/v1/audit-log", tags=["audit log"])
-NDJSON, CSV = "application/x-ndjson", "text/csv"
+NDJSON = "application/x-ndjson"
 COLUMNS = (
     *("sequence", "at", "actor_kind", "actor_id", "actor_name"),
     *("action", "target", "details", "hash"),
 )
 CHUNK = 1000
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _FORMATS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "One page as JSON, or the whole log as NDJSON or CSV.",
@@ -119,10 +116,9 @@ def read_audit_log(
         audit_log.record(session, caller.tenant_id, Action.AUDIT_LOG_EXPORTED, "audit-log", {"format": media})
         size, _ = audit_log.head(session, caller.tenant_id)
     entries = _all_entries(services, query.where(AuditEntry.sequence < size))
-    lines = _ndjson(entries) if media == NDJSON else _csv(entries)
-    name = "audit-log.ndjson" if media == NDJSON else "audit-log.csv"
-    disposition = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return StreamingResponse(lines, media_type=media, headers=disposition)
+    if media == NDJSON:
+        return attach_lines(_ndjson(entries), NDJSON, "audit-log.ndjson")
+    return attach_csv(COLUMNS, _rows(entries), "audit-log.csv")
 
 
 @router.get("/heads", summary="Get the signed heads")
@@ -173,23 +169,10 @@ def _ndjson(entries: Iterable[AuditEntry]) -> Iterator[bytes]:
         yield entry.exported.to_bytes() + b"\n"
 
 
-def _csv(entries: Iterable[AuditEntry]) -> Iterator[str]:
-    yield _csv_line(COLUMNS)
+def _rows(entries: Iterable[AuditEntry]) -> Iterator[Sequence[object]]:
     for stored in entries:
         entry = stored.exported
         details = json.dumps(entry.details, ensure_ascii=False, sort_keys=True)
         actor = entry.actor
         cells = (entry.sequence, entry.at.isoformat(), actor.kind, actor.id, actor.name)
-        yield _csv_line((*cells, entry.action, entry.target, details, entry.hash))
-
-
-def _csv_line(cells: Iterable[object]) -> str:
-    """Return one line of CSV. A cell that a spreadsheet would run as a formula is marked as text.
-
-    >>> _csv_line(["=1+1", "a,b"]).strip()
-    '\\'=1+1,"a,b"'
-    """
-    texts = [str(cell) for cell in cells]
-    line = io.StringIO()
-    csv.writer(line).writerow([f"'{text}" if text.startswith(_FORMULA) else text for text in texts])
-    return line.getvalue()
+        yield (*cells, entry.action, entry.target, details, entry.hash)

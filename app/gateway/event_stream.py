@@ -7,10 +7,10 @@ needs no request in between, and cannot miss a change that happens before the st
 import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import anyio
-from fastapi import Header, Query, Request
+from fastapi import Depends, Header, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
@@ -19,6 +19,8 @@ from starlette.types import Receive, Scope, Send
 from app.gateway.auth.caller import Caller
 from app.gateway.auth.guard import identify
 from app.gateway.errors import Unauthenticated, Unavailable
+
+R = TypeVar("R", bound=BaseModel)
 
 MAX_STREAMS = 200
 RECHECK_SECONDS = 60.0
@@ -102,21 +104,33 @@ class Listener:
             return False
 
 
-async def follow_changes(
-    request: Request,
-    read: Callable[[], tuple[BaseModel, bool]],
-    *,
-    last_event_id: str | None,
-    timeout: float,
-) -> StreamingResponse:
-    """Stream a resource, now and after every change, until it has ended or `timeout` seconds have passed.
+class ChangeStream:
+    """A dependency of every endpoint that ends in `/changes`. The endpoint says what to read."""
 
-    `read` returns the resource and whether it has ended. It is called once before the response begins, so
-    that its errors become ordinary answers.
-    """
-    first = await run_in_threadpool(read)
-    lines = _changes(first, read, last_event_id or "", Listener(request), timeout)
-    return EventStream(request.state.streams, lines)
+    def __init__(
+        self,
+        request: Request,
+        last_event_id: LastEventId = None,
+        timeout: StreamTimeout = LONGEST_STREAM,
+    ) -> None:
+        self._request, self._last, self._timeout = request, last_event_id or "", timeout
+
+    async def follow(self, read: Callable[[], R], has_ended: Callable[[R], bool]) -> StreamingResponse:
+        """Stream a resource, now and after every change, until it has ended or the timeout has passed.
+
+        `read` is called once before the response begins, so that its errors become ordinary answers.
+        """
+
+        def observe() -> tuple[BaseModel, bool]:
+            resource = read()
+            return resource, has_ended(resource)
+
+        first = await run_in_threadpool(observe)
+        lines = _changes(first, observe, self._last, Listener(self._request), self._timeout)
+        return EventStream(self._request.state.streams, lines)
+
+
+Changes = Annotated[ChangeStream, Depends()]
 
 
 async def _changes(

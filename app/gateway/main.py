@@ -22,7 +22,6 @@ from app.gateway.certificates.endpoints import router as certificates
 from app.gateway.certificates.verification import Verifier
 from app.gateway.dashboard.endpoints import router as dashboard
 from app.gateway.dashboard.sessions import Sessions
-from app.gateway.erasures import intake
 from app.gateway.erasures.endpoints import router as erasures
 from app.gateway.erasures.group_commit import GroupCommit
 from app.gateway.event_stream import StreamLimit
@@ -153,7 +152,6 @@ def create_app(
     )
     for router in ROUTERS:
         app.include_router(router)
-    intake.install(app)
     app.include_router(api_docs.router)
     if settings.dashboard:
         app.include_router(dashboard)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from bench.archives import Archive, opened
 from bench.backbones.graph import GraphBuilder
+from lethe.certificate.representation import ImageInput, Representation
 
 FEATURES = 1280
 MEAN, DEVIATION = 127 / 255, 128 / 255  # of pixels in [0, 1], for all three channels
@@ -70,6 +71,26 @@ def block_strides(size: int) -> list[int]:
         for stride, repeats in zip(_STRIDES, VARIANTS[size].repeats, strict=True)
         for index in range(repeats)
     ]
+
+
+def declare(size: int, *, side: int) -> Representation:
+    """Declare the representation of images that `build` makes."""
+    return Representation(
+        library=None,
+        input=ImageInput(
+            kind="image",
+            encoding="png or jpeg",
+            shape=(3, side, side),
+            resize="bicubic",
+            scale=1 / 255,
+            mean=(MEAN,) * 3,
+            std=(DEVIATION,) * 3,
+        ),
+        outputs=("features",),
+        normalisation="unit",
+        origin=ORIGIN.format(size=size),
+        licence=LICENCE,
+    )
 
 
 def build(size: int, *, side: int) -> bytes:

@@ -4,6 +4,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
@@ -36,8 +37,8 @@ def browser() -> Iterator[Browser]:
         opened.close()
 
 
-def start_site(folder: Path, template: Path, redis_url: str) -> Site:
-    """Start a gateway on a copy of the migrated database."""
+def start_site(folder: Path, template: Path, redis_url: str, port: int = 0, **more: Any) -> Site:
+    """Start a gateway on a copy of the migrated database, with more settings."""
     shutil.copy(template, folder / "lethe.db")
     return Site(
         Settings(
@@ -46,7 +47,9 @@ def start_site(folder: Path, template: Path, redis_url: str) -> Site:
             redis_url=redis_url,
             queue_name=f"test-{secrets.token_hex(8)}",
             create_keys=True,
-        )
+            **more,
+        ),
+        port,
     )
 
 

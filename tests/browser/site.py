@@ -19,9 +19,9 @@ from tests.integration.model_api import work
 
 
 class Site:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, port: int = 0) -> None:
         self.settings, self.services = settings, Services(settings)
-        config = uvicorn.Config(create_app(settings), port=0, log_config=None, access_log=False)
+        config = uvicorn.Config(create_app(settings), port=port, log_config=None, access_log=False)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run)
         self._thread.start()

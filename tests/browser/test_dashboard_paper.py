@@ -3,6 +3,7 @@
 The officer never opens a terminal. The auditor has a printed page, the files it names, and `lethe verify`.
 """
 
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import zxingcpp
+from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 from typer.testing import CliRunner
 
@@ -109,8 +112,16 @@ def _check_printed_certificate(page: Page) -> str:
     (digest,) = set(re.findall(r"\b[0-9a-f]{64}\b", paper.inner_text()))
     shown = paper.locator("svg.qr path").get_attribute("d")
     assert f'd="{shown}"' in draw_code(f"lethe:sha256:{digest}")
+    assert _scan(paper.locator("svg.qr")) == f"lethe:sha256:{digest}"
     assert _pages(page) == 1
     return digest
+
+
+def _scan(code: Locator) -> str:
+    """Read a QR code from the screen, with a reader that knows nothing of how it was drawn."""
+    (found,) = zxingcpp.read_barcodes(Image.open(io.BytesIO(code.screenshot())))
+    assert found.format == zxingcpp.BarcodeFormat.QRCode
+    return str(found.text)
 
 
 def _pages(page: Page) -> int:
@@ -138,6 +149,7 @@ def _collect_files(page: Page, request: str, folder: Path) -> dict[str, Path]:
     assert all(path.name in told for path in files.values())
     printed = json.loads(letter.locator(".receipt pre").inner_text())
     assert printed == json.loads(files["receipt"].read_text()), "the receipt on paper is the file"
+    assert json.loads(_scan(letter.locator("svg.qr"))) == printed
     return files
 
 

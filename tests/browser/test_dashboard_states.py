@@ -158,7 +158,19 @@ def test_every_page_is_readable_on_a_small_screen_in_light_and_dark(browser: Bro
         for scheme in SCHEMES:
             page.emulate_media(color_scheme=scheme)
             assert problems(page) == [], (path, scheme)
+        if path in ("/", "/reports"):  # the first and the last
+            _check_navigation(page)
     context.close()
+
+
+def _check_navigation(page: Page) -> None:
+    """The links are in one row, which can be scrolled and begins where the current page is in view."""
+    links = page.get_by_role("navigation", name="Main").get_by_role("link")
+    boxes = [box for link in links.all() if (box := link.bounding_box()) is not None]
+    assert len({box["y"] for box in boxes}) == 1
+    current = page.locator("nav [aria-current]").bounding_box()
+    assert current is not None
+    assert 0 <= current["x"] <= current["x"] + current["width"] <= 360
 
 
 def _everything(site: Site) -> list[str]:

@@ -1,14 +1,12 @@
 """One running service per database, shared by the fault tests. Each test leaves it intact."""
 
 import secrets
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from app.core.settings import Settings
-from tests.conftest import administer, url_of
+from tests.conftest import create_database
 from tests.faults.live import JOB_SECONDS, Live
 
 
@@ -17,7 +15,7 @@ def live(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, redis_url: str
 ) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("faults")
-    for url in _database(request, folder):
+    for url in create_database(request, folder):
         settings = Settings(
             data_dir=folder / "data",
             database_url=url,
@@ -35,15 +33,3 @@ def live(
         running = Live(settings, folder)
         yield running
         running.close()
-
-
-def _database(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        shutil.copy(request.getfixturevalue("sqlite_template"), folder / "lethe.db")
-        yield f"sqlite:///{folder / 'lethe.db'}"
-        return
-    template = request.getfixturevalue("postgres_template")
-    admin, name = request.getfixturevalue("postgres_url"), f"t_{secrets.token_hex(8)}"
-    administer(admin, f"CREATE DATABASE {name} TEMPLATE {template}")
-    yield url_of(admin, name)
-    administer(admin, f"DROP DATABASE {name} WITH (FORCE)")

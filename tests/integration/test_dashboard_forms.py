@@ -158,7 +158,7 @@ def test_search_shows_a_tenant_only_its_own(
 def test_the_export_has_every_request_and_runs_no_formula(
     visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.gateway.dashboard.erasure_pages.ROWS_PER_READ", 2)
+    monkeypatch.setattr("app.gateway.dashboard.erasure_export.ROWS_PER_READ", 2)
     for reference in ("=1+1", "b", "c", "d", "e"):
         body = {"subjects": ["a"], "reference": reference, "jurisdiction": "GDPR"}
         visitor.client.post("/v1/erasures", json=body, headers=visitor.headers)

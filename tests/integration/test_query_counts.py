@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import event
+from sqlalchemy import event, func, select, update
 from sqlalchemy.orm import Session
 
 from app.core.clock import new_id, now
@@ -48,6 +48,8 @@ from app.db.tables import (
 from app.db.webhooks import DeliveryState, WebhookDelivery, WebhookEndpoint, WebhookEvent
 from app.gateway.auth import caller
 from app.gateway.auth.scopes import Scope
+from app.gateway.dashboard import erasure_export
+from app.gateway.erasures.repository import of_tenant
 from app.gateway.main import create_app
 from app.services import Services
 from lethe.certificate.commitment import SubjectCommitment
@@ -348,6 +350,48 @@ def test_every_list_of_the_dashboard_takes_a_constant_number_of_queries(
             assert answer.status_code == 200, path
             counts[total][path] = len(statements)
     assert counts[2] == counts[20]
+
+
+@pytest.mark.parametrize(
+    ("filters", "matches"), [("", 11), ("?state=completed", 11), ("?model=m1", 2), ("?overdue=true", 10)]
+)
+def test_a_page_of_the_export_takes_two_queries(
+    services: Services, visitor: Visitor, monkeypatch: pytest.MonkeyPatch, filters: str, matches: int
+) -> None:
+    monkeypatch.setattr(erasure_export, "ROWS_PER_READ", 3)
+    Owner(services, visitor).add_items(10)
+    if "overdue" in filters:
+        with services.database.writing() as session:  # one request has more than one model
+            few = select(Task.erasure_id).group_by(Task.erasure_id).having(func.count() == 1)
+            session.execute(update(Task).where(Task.erasure_id.in_(few)).values(state=TaskState.RECEIVED))
+    with counted_statements(services) as statements:
+        lines = visitor.get(f"/erasures/export.csv{filters}").text.splitlines()
+    assert len(lines) == 1 + matches
+    assert _queries_of_export(statements) == (matches // 3 + 1, matches // 3 + 1)
+
+
+def test_the_export_reads_a_page_only_when_it_is_sent(
+    services: Services, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasure_export, "ROWS_PER_READ", 3)
+    Owner(services, visitor).add_items(9)
+    rows = erasure_export.export_rows(services, of_tenant(visitor.tenant_id))
+    with counted_statements(services) as statements:
+        first = [next(rows) for _ in range(3)]
+        assert _queries_of_export(statements) == (1, 1)
+        rest = list(rows)
+    ids = [str(row[0]) for row in (*first, *rest)]
+    assert (len(ids), ids) == (10, sorted(set(ids), reverse=True))
+    assert _queries_of_export(statements) == (4, 4)
+
+
+def _queries_of_export(statements: list[str]) -> tuple[int, int]:
+    """Count the queries of requests and of their tasks. There must be no other query of these tables."""
+    queries = [statement for statement in statements if "erasure" in statement]
+    tasks = [query for query in queries if query.startswith("SELECT tasks.erasure_id, tasks.state")]
+    pages = [query for query in queries if query.startswith("SELECT erasures.id, erasures.reference")]
+    assert len(queries) == len(tasks) + len(pages)
+    return len(pages), len(tasks)
 
 
 def test_every_list_in_the_openapi_document_is_counted(

@@ -3,8 +3,6 @@
 import json
 import re
 import secrets
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +29,7 @@ from app.gateway.auth.oidc import IdentityProvider, code_challenge
 from app.gateway.auth.scopes import Scope
 from app.gateway.main import create_app
 from app.services import Services
+from tests.identity_provider import run_provider
 from tests.integration.harness import key_for
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -468,32 +467,11 @@ def test_settings_that_do_not_fit_together_are_named(
 # A real provider, in a process of its own
 
 
-# Prints its port, and serves until its standard input is closed.
-PROVIDER = """
-import json, sys, warnings
-warnings.simplefilter("ignore")
-from oidc_provider_mock import User, run_server_in_thread
-people = [User(sub=p.pop("sub"), claims=p) for p in json.loads(sys.argv[1])]
-with run_server_in_thread(require_nonce=True, user_claims=people) as server:
-    print(server.server_port, flush=True)
-    sys.stdin.read()
-"""
-
-
 @pytest.fixture
 def real_provider() -> Iterator[str]:
     people = [{"sub": "ada", "groups": ["dpo"], "name": "Ada"}, {"sub": "eve", "groups": ["none"]}]
-    with subprocess.Popen(
-        [sys.executable, "-c", PROVIDER, json.dumps(people)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        yield f"http://localhost:{int(process.stdout.readline())}"
-        process.stdin.close()
+    with run_provider(people) as issuer:
+        yield issuer
 
 
 def test_people_of_a_real_provider_sign_in(

@@ -6,7 +6,7 @@ width) row by row, then `bias` (outputs,) if there is one.
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from worker.engine import validation
 from worker.engine.hessian import CachedHessian, StreamedHessian
 from worker.engine.objective import (
     EXACT,
-    CertifiedGradient,
+    EvaluatedObjective,
     Evaluation,
     HessianOperator,
     Reduce,
@@ -43,7 +43,7 @@ class _Sums:
     chunks: int
 
 
-class LinearObjective(ABC):
+class LinearObjective(EvaluatedObjective):
     """Base class of f(w) = mean loss of W·x + b, plus (λ/2)‖w - anchor‖². λ acts on the bias too.
 
     A family supplies the loss through the abstract methods. `reduce` sums a tensor over ranks.
@@ -201,24 +201,6 @@ class LinearObjective(ABC):
             norm = rounding = math.inf
         rounding = math.inf if single else rounding
         return Evaluation(value, gradient, norm, rounding, scale=sums.mass / self.total)
-
-    def value(self, w: Tensor) -> float:
-        """Return f(w)."""
-        return self.evaluate(w).value
-
-    def gradient(self, w: Tensor) -> Tensor:
-        """Return ∇f(w). (d,) -> (d,)"""
-        return self.evaluate(w).gradient
-
-    def value_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:
-        """Return f(w) and ∇f(w) from one pass."""
-        evaluation = self.evaluate(w)
-        return evaluation.value, evaluation.gradient
-
-    def certified_gradient(self, w: Tensor) -> CertifiedGradient:
-        """Return ‖∇f(w)‖ with the proven bound on its rounding error, from a float64 pass."""
-        evaluation = self.evaluate(w)
-        return CertifiedGradient(norm=evaluation.norm, rounding=evaluation.rounding)
 
     def hessian(self, w: Tensor, sampling: Sampling = EXACT) -> HessianOperator:
         """Return the Hessian operator at w: over a float32 sample of rows, or exact in float64.

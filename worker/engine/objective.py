@@ -3,6 +3,7 @@
 f(w) = (1/r)·Σ_i ℓ(w; x_i, y_i) + (λ/2)·‖w - anchor‖²
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -135,3 +136,29 @@ class Objective(Protocol):
     def hvp(self, w: Tensor, v: Tensor) -> Tensor:
         """Return the exact product ∇²f(w)·v. (d,), (d,) -> (d,)"""
         ...
+
+
+class EvaluatedObjective(ABC):
+    """What follows from `evaluate` in every objective."""
+
+    @abstractmethod
+    def evaluate(self, w: Tensor, *, single: bool = False) -> Evaluation:
+        """Return value, gradient and rounding bound from one pass, in float32 if `single`."""
+
+    def value(self, w: Tensor) -> float:
+        """Return f(w)."""
+        return self.evaluate(w).value
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """Return ∇f(w). (d,) -> (d,)"""
+        return self.evaluate(w).gradient
+
+    def value_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:
+        """Return f(w) and ∇f(w) from one pass."""
+        evaluation = self.evaluate(w)
+        return evaluation.value, evaluation.gradient
+
+    def certified_gradient(self, w: Tensor) -> CertifiedGradient:
+        """Return ‖∇f(w)‖ with the bound on its rounding error, from a float64 pass."""
+        evaluation = self.evaluate(w)
+        return CertifiedGradient(norm=evaluation.norm, rounding=evaluation.rounding)

@@ -8,7 +8,6 @@ import anyio
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
 
 from app.db.states import Decision
 from app.db.tables import Batch, BatchEvent
@@ -16,15 +15,7 @@ from app.gateway.auth.caller import Caller
 from app.gateway.auth.guard import CanAdminModels, CanReadModels, ServicesOf
 from app.gateway.batches import service
 from app.gateway.batches.schemas import BatchView
-from app.gateway.event_stream import (
-    LONGEST_STREAM,
-    STREAM_RESPONSES,
-    EventStream,
-    LastEventId,
-    Listener,
-    StreamTimeout,
-    follow_changes,
-)
+from app.gateway.event_stream import STREAM_RESPONSES, Changes, EventStream, LastEventId, Listener
 from app.gateway.pagination import Cursor, Limit, Page, fetch_page
 from app.gateway.wake_up import WAKES_DISPATCHER
 from app.services import Services
@@ -61,19 +52,14 @@ def get_batch(batch_id: UUID, caller: CanReadModels, services: ServicesOf) -> Ba
 @router.get("/{batch_id}/changes", response_class=StreamingResponse, responses=STREAM_RESPONSES)
 async def follow_batch_changes(
     batch_id: UUID,
-    request: Request,
     caller: CanReadModels,
     services: ServicesOf,
-    last_event_id: LastEventId = None,
-    timeout: StreamTimeout = LONGEST_STREAM,
+    changes: Changes,
 ) -> StreamingResponse:
     """Stream a batch as server-sent events: as it is now, and after every change, until it ends."""
-
-    def read() -> tuple[BaseModel, bool]:
-        batch = get_batch(batch_id, caller, services)
-        return batch, batch.state in service.ENDED
-
-    return await follow_changes(request, read, last_event_id=last_event_id, timeout=timeout)
+    return await changes.follow(
+        lambda: get_batch(batch_id, caller, services), lambda batch: batch.state in service.ENDED
+    )
 
 
 @router.post("/{batch_id}/retry", status_code=202, dependencies=[WAKES_DISPATCHER])

@@ -1,7 +1,5 @@
 """Pages about erasure requests: the searchable list, one request, and its receipts."""
 
-from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Annotated
 from urllib.parse import urlencode
 from uuid import UUID
@@ -14,20 +12,18 @@ from app.core.clock import now
 from app.db.states import TaskState
 from app.db.tables import Erasure
 from app.gateway.auth.guard import ServicesOf
-from app.gateway.dashboard import csv_files, queries
-from app.gateway.dashboard.csv_files import attach_csv
+from app.gateway.csv_files import attach_csv
+from app.gateway.dashboard import queries
+from app.gateway.dashboard.erasure_export import COLUMNS, export_rows
 from app.gateway.dashboard.pages import ROWS_PER_PAGE, PageRoute, attach_json, render_list, render_page
 from app.gateway.dashboard.sessions import ErasureReader
 from app.gateway.erasures import receipts, repository, service
 from app.gateway.erasures.receipts import CURSOR, ReceiptPage
 from app.gateway.errors import Gone, NotFound
 from app.gateway.models.schemas import ModelName
-from app.gateway.pagination import fetch_page
-from app.services import Services
 from lethe.certificate.commitment import IDENTIFIER_RULE_IN_WORDS
 
 router = APIRouter(prefix="/erasures", route_class=PageRoute, include_in_schema=False)
-ROWS_PER_READ = 500
 Text = Annotated[str, Query(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
@@ -74,30 +70,13 @@ def export_erasures(
     overdue: bool = False,
 ) -> Response:
     """Download every request that the filters match, newest first, as CSV."""
-    query = _filtered(caller.tenant_id, q.strip(), state, model, overdue=overdue)
-    return attach_csv(csv_files.COLUMNS, _rows(services, query), f"requests-{now():%Y-%m-%d}.csv")
+    query = _filtered(caller.tenant_id, q.strip(), state, model, overdue=overdue, all_pages=True)
+    return attach_csv(COLUMNS, export_rows(services, query), f"requests-{now():%Y-%m-%d}.csv")
 
 
-def _rows(services: Services, query: Select[Erasure]) -> Iterator[Sequence[object]]:
-    """Yield the requests page by page. No transaction stays open in between."""
-    cursor: UUID | None = None
-    while True:
-        with services.database.reading() as session:
-            page = fetch_page(
-                session,
-                query,
-                Erasure.id,
-                limit=ROWS_PER_READ,
-                cursor=cursor,
-                describe=partial(service.describe_erasures, session),
-            )
-        yield from (csv_files.describe_row(erasure) for erasure in page.items)
-        cursor = page.next_cursor
-        if cursor is None:
-            return
-
-
-def _filtered(tenant_id: UUID, reference: str, state: str, model: str, *, overdue: bool) -> Select[Erasure]:
+def _filtered(
+    tenant_id: UUID, reference: str, state: str, model: str, *, overdue: bool, all_pages: bool = False
+) -> Select[Erasure]:
     """Select the requests that the filters of the list match."""
     return repository.filtered(
         tenant_id,
@@ -105,6 +84,7 @@ def _filtered(tenant_id: UUID, reference: str, state: str, model: str, *, overdu
         model=model or None,
         reference=reference or None,
         overdue_at=now() if overdue else None,
+        all_pages=all_pages,
     )
 
 

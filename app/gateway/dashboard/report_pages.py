@@ -12,8 +12,8 @@ from app.db.tables import Tenant
 from app.gateway.auth.caller import Caller
 from app.gateway.auth.guard import ServicesOf
 from app.gateway.auth.scopes import Scope
+from app.gateway.csv_files import attach_csv
 from app.gateway.dashboard import monthly_report
-from app.gateway.dashboard.csv_files import attach_csv
 from app.gateway.dashboard.monthly_report import Audit, Budget, Month, Release, Requests
 from app.gateway.dashboard.pages import PageRoute, render_page
 from app.gateway.dashboard.sessions import ErasureReader

@@ -7,7 +7,6 @@ from uuid import UUID
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
 
 from app.core import logging, tracing
 from app.core.clock import now
@@ -18,15 +17,16 @@ from app.gateway.erasures import bulk, receipts, repository, service
 from app.gateway.erasures.group_commit import GroupCommit
 from app.gateway.erasures.receipts import CURSOR, Acknowledgement, ReceiptPage
 from app.gateway.erasures.recording import Answer, record_group
-from app.gateway.erasures.schemas import NO_CONTROLS, ErasureDetails, ErasureRequest, ErasureView, Extension
-from app.gateway.errors import ServiceError
-from app.gateway.event_stream import (
-    LONGEST_STREAM,
-    STREAM_RESPONSES,
-    LastEventId,
-    StreamTimeout,
-    follow_changes,
+from app.gateway.erasures.schemas import (
+    NO_CONTROLS,
+    ErasureDetails,
+    ErasureProgress,
+    ErasureRequest,
+    ErasureView,
+    Extension,
 )
+from app.gateway.errors import ServiceError
+from app.gateway.event_stream import STREAM_RESPONSES, Changes
 from app.gateway.models.schemas import NAME
 from app.gateway.pagination import Cursor, Limit, Page, fetch_page
 from app.gateway.uploads import Uploads
@@ -62,13 +62,13 @@ async def request_erasure(
     """
     services: Services = request.state.services
     group_commit: GroupCommit = request.state.group_commit
-    with traced(request, services) as trace:
+    with _traced(request, services) as trace:
         arguments = (services.vault, caller.tenant_id, body, body.subjects, idempotency_key, trace)
         if len(body.subjects) <= INLINE_SUBJECTS:
             prepared = service.prepare(*arguments)
         else:
             prepared = await run_in_threadpool(service.prepare, *arguments)
-        return accepted(await group_commit.submit(prepared))
+        return _accepted(await group_commit.submit(prepared))
 
 
 @router.get("")
@@ -111,12 +111,7 @@ def get_erasure(erasure_id: UUID, caller: CanReadErasures, services: ServicesOf)
 
 @router.get("/{erasure_id}/changes", response_class=StreamingResponse, responses=STREAM_RESPONSES)
 async def follow_erasure(
-    erasure_id: UUID,
-    request: Request,
-    caller: CanReadErasures,
-    services: ServicesOf,
-    last_event_id: LastEventId = None,
-    timeout: StreamTimeout = LONGEST_STREAM,
+    erasure_id: UUID, caller: CanReadErasures, services: ServicesOf, changes: Changes
 ) -> StreamingResponse:
     """Stream an erasure and its batches as server-sent events: now, and after every change, until it ends.
 
@@ -124,13 +119,14 @@ async def follow_erasure(
     an event only if something has changed.
     """
 
-    def read() -> tuple[BaseModel, bool]:
+    def read() -> ErasureProgress:
         with services.database.reading() as session:
             erasure = service.get(session, caller.tenant_id, erasure_id)
-            progress = service.describe_progress(session, erasure, caller)
-        return progress, all(task.state in service.ENDED_TASK for task in progress.erasure.tasks)
+            return service.describe_progress(session, erasure, caller)
 
-    return await follow_changes(request, read, last_event_id=last_event_id, timeout=timeout)
+    return await changes.follow(
+        read, lambda progress: all(task.state in service.ENDED_TASK for task in progress.erasure.tasks)
+    )
 
 
 @router.delete("/{erasure_id}")
@@ -177,14 +173,14 @@ async def request_bulk_erasure(
 
     def record() -> Answer | ServiceError:
         subjects = bulk.read_subjects(request.headers.get("content-type", ""), uploads.chunks(request))
-        with traced(request, services) as trace:
+        with _traced(request, services) as trace:
             arguments = (services.vault, caller.tenant_id, details, subjects, idempotency_key, trace)
             return record_group(services.database, [service.prepare(*arguments)])[0]
 
     outcome = await uploads.run(record)
     if isinstance(outcome, ServiceError):
         raise outcome
-    return accepted(outcome)
+    return _accepted(outcome)
 
 
 @router.get("/{erasure_id}/receipts")
@@ -232,12 +228,12 @@ def acknowledge_receipts(erasure_id: UUID, caller: CanWriteErasures, services: S
     return acknowledgement
 
 
-def traced(request: Request, services: Services) -> AbstractContextManager[str | None]:
+def _traced(request: Request, services: Services) -> AbstractContextManager[str | None]:
     """Continue the caller's trace. The erasure carries it through all later steps."""
     return services.tracer.span("accept", parent=tracing.valid(request.headers.get("traceparent")))
 
 
-def accepted(answer: Answer) -> Response:
+def _accepted(answer: Answer) -> Response:
     """Return the response to a request that is recorded."""
     headers = {"Location": answer.location, "Retry-After": "5"}
     if answer.replayed:

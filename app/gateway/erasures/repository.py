@@ -26,10 +26,12 @@ def filtered(
     model: str | None,
     reference: str | None,
     overdue_at: datetime | None,
+    all_pages: bool = False,
 ) -> Select[Erasure]:
     """Select erasures with this reference that have a task in `state` on `model`.
 
-    With `overdue_at`, select only open erasures whose deadline lies before that time.
+    With `overdue_at`, select only open erasures whose deadline lies before that time. Pass `all_pages` to
+    read every page of the result: the query then looks at each erasure once over all pages.
     """
     query = of_tenant(tenant_id)
     if reference is not None:
@@ -44,7 +46,7 @@ def filtered(
         task = task.where(Task.model_id == own.scalar_subquery())
     if overdue_at is not None:
         task = task.where(task_is_open(), Task.due_at < overdue_at)
-    if model is None and overdue_at is None:  # most erasures may match: look from each to its tasks
+    if all_pages or (model is None and overdue_at is None):  # many match: look from each to its tasks
         return query.where(task.where(Task.erasure_id == Erasure.id).exists())
     return query.where(Erasure.id.in_(task))  # few match: look from the tasks to their erasures
 

@@ -5,6 +5,7 @@ Identifiers are encrypted before they are written. An erasure's state is derived
 
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -42,6 +43,39 @@ def derived_state(tasks: Iterable[TaskState]) -> TaskState:
     """
     states = set(tasks) or {TaskState.COMPLETED}
     return TaskState.FAILED if TaskState.FAILED in states else min(states, key=_ORDER.index)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an erasure is, and how it stands with its deadline."""
+
+    state: TaskState
+    completed_at: datetime | None
+    overdue: bool
+    late_days: int
+
+
+def derive_progress(
+    states: Iterable[TaskState],
+    *,
+    created_at: datetime,
+    due_at: datetime,
+    last_completed_at: datetime | None,
+    at: datetime,
+) -> Progress:
+    """Derive an erasure's progress from the states of its tasks and the time when the last was completed.
+
+    An erasure without a task had nothing to wait for: it was completed when it was created.
+    """
+    state = derived_state(states)
+    is_open = state not in (TaskState.COMPLETED, TaskState.WITHDRAWN)
+    completed_at = (last_completed_at or created_at) if state == TaskState.COMPLETED else None
+    return Progress(
+        state=state,
+        completed_at=completed_at,
+        overdue=is_open and due_at < at,
+        late_days=days_late(due_at, at if is_open else completed_at),
+    )
 
 
 def prepare(
@@ -158,12 +192,16 @@ def describe_erasures(session: Session, erasures: Sequence[Erasure]) -> list[Era
 
 
 def _erasure_view(erasure: Erasure, tasks: list[TaskView]) -> ErasureView:
-    state = derived_state(task.state for task in tasks)
-    completed_at = _completed_at(erasure, state, tasks)
-    is_open = state not in (TaskState.COMPLETED, TaskState.WITHDRAWN)
+    progress = derive_progress(
+        (task.state for task in tasks),
+        created_at=erasure.created_at,
+        due_at=erasure.due_at,
+        last_completed_at=max((task.completed_at for task in tasks if task.completed_at), default=None),
+        at=now(),
+    )
     return ErasureView(
         id=erasure.id,
-        state=state,
+        state=progress.state,
         subjects=erasure.subjects,
         reference=erasure.reference,
         reason=erasure.reason,
@@ -171,20 +209,12 @@ def _erasure_view(erasure: Erasure, tasks: list[TaskView]) -> ErasureView:
         received_at=erasure.received_at,
         due_at=erasure.due_at,
         extension_reason=erasure.extension_reason,
-        completed_at=completed_at,
-        overdue=is_open and erasure.due_at < now(),
-        late_days=days_late(erasure.due_at, now() if is_open else completed_at),
+        completed_at=progress.completed_at,
+        overdue=progress.overdue,
+        late_days=progress.late_days,
         tasks=tasks,
         warnings=[],
     )
-
-
-def _completed_at(erasure: Erasure, state: TaskState, tasks: Sequence[TaskView]) -> datetime | None:
-    """Return when a completed erasure was completed. One without a task had nothing to wait for."""
-    if state != TaskState.COMPLETED:
-        return None
-    times = [task.completed_at for task in tasks if task.completed_at is not None]
-    return max(times, default=erasure.created_at)
 
 
 def _task_view(row: TaskRow, outcomes: Mapping[UUID, Mapping[SubjectOutcome, int]]) -> TaskView:

@@ -2,20 +2,13 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
 
 from app.db.states import ModelState
 from app.db.tables import Model
 from app.gateway.auth.guard import CanAdminModels, CanReadModels, ServicesOf
-from app.gateway.event_stream import (
-    LONGEST_STREAM,
-    STREAM_RESPONSES,
-    LastEventId,
-    StreamTimeout,
-    follow_changes,
-)
+from app.gateway.event_stream import STREAM_RESPONSES, Changes
 from app.gateway.models import repository, service
 from app.gateway.models.schemas import (
     AppendStarted,
@@ -72,19 +65,14 @@ def get_model(name: ModelName, caller: CanReadModels, services: ServicesOf) -> M
 @router.get("/{name}/changes", response_class=StreamingResponse, responses=STREAM_RESPONSES)
 async def follow_model(
     name: ModelName,
-    request: Request,
     caller: CanReadModels,
     services: ServicesOf,
-    last_event_id: LastEventId = None,
-    timeout: StreamTimeout = LONGEST_STREAM,
+    changes: Changes,
 ) -> StreamingResponse:
     """Stream a model as server-sent events: as it is now, and after every change, until it is retired."""
-
-    def read() -> tuple[BaseModel, bool]:
-        model = get_model(name, caller, services)
-        return model, model.state == ModelState.RETIRED
-
-    return await follow_changes(request, read, last_event_id=last_event_id, timeout=timeout)
+    return await changes.follow(
+        lambda: get_model(name, caller, services), lambda model: model.state == ModelState.RETIRED
+    )
 
 
 @router.patch("/{name}")

@@ -2,20 +2,13 @@
 
 from uuid import UUID
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
 
 from app.db.tables import Report
 from app.gateway.auth.guard import CanAdminModels, CanAudit, CanReadModels, ServicesOf
 from app.gateway.certificates import service as certificates
-from app.gateway.event_stream import (
-    LONGEST_STREAM,
-    STREAM_RESPONSES,
-    LastEventId,
-    StreamTimeout,
-    follow_changes,
-)
+from app.gateway.event_stream import STREAM_RESPONSES, Changes
 from app.gateway.models import service as models
 from app.gateway.models.schemas import ModelName
 from app.gateway.pagination import Cursor, Limit, Page, fetch_page
@@ -79,19 +72,15 @@ def get_evaluation(
 async def follow_evaluation(
     name: ModelName,
     evaluation_id: UUID,
-    request: Request,
     caller: CanAudit,
     services: ServicesOf,
-    last_event_id: LastEventId = None,
-    timeout: StreamTimeout = LONGEST_STREAM,
+    changes: Changes,
 ) -> StreamingResponse:
     """Stream an evaluation as server-sent events: as it is now, and after every change, until it ends."""
-
-    def read() -> tuple[BaseModel, bool]:
-        report = get_evaluation(name, evaluation_id, caller, services)
-        return report, report.state in service.ENDED
-
-    return await follow_changes(request, read, last_event_id=last_event_id, timeout=timeout)
+    return await changes.follow(
+        lambda: get_evaluation(name, evaluation_id, caller, services),
+        lambda report: report.state in service.ENDED,
+    )
 
 
 @router.post("/models/{name}/advice", status_code=202, dependencies=[WAKES_DISPATCHER])
@@ -143,19 +132,14 @@ def get_advice(name: ModelName, advice_id: UUID, caller: CanReadModels, services
 async def follow_advice(
     name: ModelName,
     advice_id: UUID,
-    request: Request,
     caller: CanReadModels,
     services: ServicesOf,
-    last_event_id: LastEventId = None,
-    timeout: StreamTimeout = LONGEST_STREAM,
+    changes: Changes,
 ) -> StreamingResponse:
     """Stream advice on a model as server-sent events: as it is now, and after every change, until it ends."""
-
-    def read() -> tuple[BaseModel, bool]:
-        report = get_advice(name, advice_id, caller, services)
-        return report, report.state in service.ENDED
-
-    return await follow_changes(request, read, last_event_id=last_event_id, timeout=timeout)
+    return await changes.follow(
+        lambda: get_advice(name, advice_id, caller, services), lambda report: report.state in service.ENDED
+    )
 
 
 @router.post("/certificates/{certificate_id}/audits", status_code=202, dependencies=[WAKES_DISPATCHER])
@@ -208,19 +192,15 @@ def get_audit(certificate_id: UUID, audit_id: UUID, caller: CanAudit, services: 
 async def follow_audit(
     certificate_id: UUID,
     audit_id: UUID,
-    request: Request,
     caller: CanAudit,
     services: ServicesOf,
-    last_event_id: LastEventId = None,
-    timeout: StreamTimeout = LONGEST_STREAM,
+    changes: Changes,
 ) -> StreamingResponse:
     """Stream an audit as server-sent events: as it is now, and after every change, until it ends."""
-
-    def read() -> tuple[BaseModel, bool]:
-        report = get_audit(certificate_id, audit_id, caller, services)
-        return report, report.state in service.ENDED
-
-    return await follow_changes(request, read, last_event_id=last_event_id, timeout=timeout)
+    return await changes.follow(
+        lambda: get_audit(certificate_id, audit_id, caller, services),
+        lambda report: report.state in service.ENDED,
+    )
 
 
 @router.get("/certificates/{certificate_id}/membership")

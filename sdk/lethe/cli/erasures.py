@@ -14,6 +14,7 @@ import typer
 from lethe.certificate.commitment import IDENTIFIER_RULE_IN_WORDS
 from lethe.cli.batches import batch_details
 from lethe.cli.context import CommandContext, Timeout, UsageError, command
+from lethe.cli.drop import request_erasure, show_matches
 from lethe.cli.exit_status import ExitStatus
 from lethe.cli.ids import find_erasure, find_erasure_or_batch
 from lethe.cli.progress import BatchProgress, batch_progress
@@ -206,7 +207,6 @@ def import_drop(
     matching subject_ids are sent to the service.
     """
     from lethe.client.drop import list_type, match_list, read_list, read_people, write_report
-    from lethe.client.erasures import MOST_SUBJECTS, as_ndjson
 
     kind = kind or list_type(source.name)
     if kind is None:
@@ -214,44 +214,10 @@ def import_drop(
     matches = match_list(read_list(source), read_people(people, kind))
     chosen = [match for match in matches if match.subjects and (shared or not match.shared)]
     subjects = list(dict.fromkeys(subject for match in chosen for subject in match.subjects))
-    created = None
-    if subjects and not dry_run:
-        request: dict[str, Any] = {
-            "models": models,
-            "reason": "DROP",
-            "jurisdiction": "California Delete Act",
-        }
-        api = context.api.erasures
-        created = (
-            api.bulk(as_ndjson(subjects), **request)
-            if len(subjects) > MOST_SUBJECTS
-            else api.create(subjects, **request)
-        )
+    created = None if dry_run else request_erasure(context, subjects, models)
     if report is not None:
         write_report(report, matches, chosen, created.id if created else None)
-    found = sum(bool(match.subjects) for match in matches)
-    skipped = found - len(chosen)
-    result = {
-        "items": len(matches),
-        "matched": found,
-        "shared_and_skipped": skipped,
-        "subjects": len(subjects),
-        "erasure_id": created.id if created else None,
-    }
-    context.show(
-        result,
-        f"{count(found, 'work item', 'work items')} of {len(matches)} matched. "
-        + (
-            f"Erasure {created.id} was requested for {count(len(subjects), 'person', 'people')}."
-            if created
-            else "Nothing was requested."
-        ),
-    )
-    if skipped:
-        context.note(
-            f"Skipped {count(skipped, 'identifier', 'identifiers')} that several of your people share. "
-            "DROP asks you to opt these people out. To erase them, pass --shared."
-        )
+    show_matches(context, matches, chosen, subjects, created)
 
 
 @erasure.command("withdraw")

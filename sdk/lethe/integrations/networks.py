@@ -17,7 +17,7 @@ from lethe.integrations.errors import BadTable, CannotCertify, CannotRebuild, re
 from lethe.integrations.modules import digest_tensors, to_safetensors
 from lethe.integrations.registration import register_files
 from lethe.integrations.released_weights import ReleasedWeights
-from lethe.integrations.tables import write_parquet
+from lethe.integrations.tables import as_array, split_holdout, write_parquet
 
 if TYPE_CHECKING:
     from lethe.client.api import Lethe
@@ -77,13 +77,10 @@ def register_network(
     array = _flat_rows(rows)
     known = recognise(module, _shape(rows)) if family is None else _named(module, family, network)
     outputs = _outputs(module, rows)
-    chosen = [_service_layer(known, layer) for layer in layers]
-    manifest: dict[str, Any] = {
-        "family": known.family,
+    manifest = _manifest(module, known, layers, classes) | {
         "width": int(array.shape[1]),
         "classes": outputs,
         "lambda": lam,
-        "network": known.network | {"linearised": True} | ({"layers": chosen} if chosen else {}),
         "origins": {
             "features": "as uploaded",
             "constants": "set by the owner",
@@ -91,17 +88,11 @@ def register_network(
             "anchor": anchor,
         },
         "policy": dict(policy or {}),
-        "annotations": {NETWORK_ANNOTATION: json.dumps(_describe(module, known, classes))},
     }
     listed = classes or range(outputs)
     with TemporaryDirectory(prefix="lethe-") as folder:
         data = _write(Path(folder) / "data", array, labels, subjects, listed)
-        held = None
-        if holdout is not None:
-            if len(holdout) not in (2, 3):
-                raise BadTable("holdout: pass a tuple of rows and labels, or of rows, labels and subjects")
-            owners = holdout[2] if len(holdout) == 3 else None
-            held = _write(Path(folder) / "holdout", _flat_rows(holdout[0]), holdout[1], owners, listed)
+        held = None if holdout is None else _write_holdout(Path(folder), holdout, listed)
         return register_files(
             client,
             name,
@@ -112,6 +103,23 @@ def register_network(
             wait=wait,
             timeout=timeout,
         )
+
+
+def _manifest(
+    module: Any, known: Recognised, layers: Sequence[str], classes: Sequence[Hashable] | None
+) -> dict[str, Any]:
+    """Return what follows from the module and the layers to train."""
+    chosen = [_service_layer(known, layer) for layer in layers]
+    return {
+        "family": known.family,
+        "network": known.network | {"linearised": True} | ({"layers": chosen} if chosen else {}),
+        "annotations": {NETWORK_ANNOTATION: json.dumps(_describe(module, known, classes))},
+    }
+
+
+def _write_holdout(folder: Path, holdout: tuple[Any, ...], classes: Sequence[Hashable]) -> Path:
+    rows, labels, subjects = split_holdout(holdout)
+    return _write(folder / "holdout", _flat_rows(rows), labels, subjects, classes)
 
 
 def load_network(released: ReleasedWeights, name: str, module: Any) -> Any:
@@ -311,18 +319,12 @@ def _describe(module: Any, known: Recognised, classes: Sequence[Hashable] | None
     return {"names": known.names, "anchor_sha256": digest_tensors(_stored(module)), "classes": listed}
 
 
-def _array(values: Any) -> Any:
-    import numpy as np
-
-    return values.detach().cpu().numpy() if hasattr(values, "detach") else np.asarray(values)
-
-
 def _shape(rows: Any) -> tuple[int, ...]:
-    return tuple(int(side) for side in _array(rows).shape[1:])
+    return tuple(int(side) for side in as_array(rows).shape[1:])
 
 
 def _flat_rows(rows: Any) -> Any:
-    array = _array(rows)
+    array = as_array(rows)
     if array.dtype.kind != "f" or array.ndim < 2:
         raise BadTable(
             f"rows: a {array.ndim}-dimensional array of {array.dtype} cannot be stored. Pass floats with one "
@@ -333,7 +335,7 @@ def _flat_rows(rows: Any) -> Any:
 
 def _write(to: Path, array: Any, labels: Any, subjects: Any, classes: Sequence[Hashable]) -> Path:
     return write_parquet(
-        array, to, subject=subjects, label=_array(labels), features="features", classes=classes
+        array, to, subject=subjects, label=as_array(labels), features="features", classes=classes
     ).path
 
 

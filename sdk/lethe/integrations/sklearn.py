@@ -42,7 +42,7 @@ from lethe.integrations.pipelines import (
 )
 from lethe.integrations.registration import register_files
 from lethe.integrations.released_weights import ReleasedWeights, fetch_weights
-from lethe.integrations.tables import write_parquet
+from lethe.integrations.tables import split_holdout, write_parquet
 
 if TYPE_CHECKING:
     from lethe.client.api import Lethe
@@ -112,19 +112,11 @@ def register(
     conversion = convert_estimator(steps.final, rows=len(labels), classes=known)
     steps = prepare_transformers(steps, declared, X)
     features = _matrix(transform_rows(steps, X))
-    names = [str(column) for column in X.columns] if hasattr(X, "columns") else None
-    manifest = {
-        "family": conversion.family,
-        "width": int(features.shape[1]),
+    manifest = _manifest(steps, conversion, known, features, _column_names(X)) | {
         "lambda": conversion.lam if lam is None else lam,
-        "bias": conversion.bias,
         "origins": _origins(steps, declared, conversion, lam) | dict(origins or {}),
         "policy": dict(policy or {}),
-        "annotations": {ANNOTATION: json.dumps(describe_steps(steps, known, names))},
     }
-    if conversion.family == "softmax":
-        assert known is not None
-        manifest["classes"] = len(known)
     if not conversion.same_optimum:
         warnings.warn(conversion.note, ObjectiveDiffers, stacklevel=2)
     with TemporaryDirectory(prefix="lethe-") as folder:
@@ -174,6 +166,31 @@ def load(
 
 
 # -- registration -------------------------------------------------------------------------------------------
+
+
+def _manifest(
+    steps: Steps,
+    conversion: Conversion,
+    classes: list[Any] | None,
+    features: Any,
+    names: list[str] | None,
+) -> dict[str, Any]:
+    """Return what follows from the estimator and its features."""
+    manifest = {
+        "family": conversion.family,
+        "width": int(features.shape[1]),
+        "bias": conversion.bias,
+        "annotations": {ANNOTATION: json.dumps(describe_steps(steps, classes, names))},
+    }
+    if conversion.family == "softmax":
+        assert classes is not None
+        manifest["classes"] = len(classes)
+    return manifest
+
+
+def _column_names(X: Any) -> list[str] | None:
+    """Return the names of the columns of a data frame. An array has none."""
+    return [str(column) for column in X.columns] if hasattr(X, "columns") else None
 
 
 def _check_labels(y: Any, final: Any) -> Any:
@@ -245,13 +262,10 @@ def _write(
 def _write_holdout(
     folder: Path, steps: Steps, holdout: tuple[Any, ...], known: list[Any] | None, conversion: Conversion
 ) -> Path:
-    if len(holdout) not in (2, 3):
-        raise BadTable("holdout: pass a tuple of rows and labels, or of rows, labels and subjects")
-    X, y, *subjects = holdout
-    subject = subjects[0] if subjects else None
+    X, y, subjects = split_holdout(holdout)
     try:
         features, labels = _matrix(transform_rows(steps, X)), _check_labels(y, steps.final)
-        return _write(folder / "holdout", features, labels, subject, known, conversion)
+        return _write(folder / "holdout", features, labels, subjects, known, conversion)
     except BadTable as problem:
         raise BadTable(f"holdout: {problem}") from None
 

@@ -417,3 +417,18 @@ def _is_number(kind: Any) -> bool:
     from pyarrow import types
 
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
+
+
+def split_holdout(holdout: tuple[Any, ...]) -> tuple[Any, Any, Any]:
+    """Return rows, labels and subjects of a holdout. The subjects are None if it names none."""
+    if len(holdout) not in (2, 3):
+        raise BadTable("holdout: pass a tuple of rows and labels, or of rows, labels and subjects")
+    rows, labels, *subjects = holdout
+    return rows, labels, subjects[0] if subjects else None
+
+
+def as_array(values: Any) -> Any:
+    """Return a PyTorch tensor, or whatever NumPy accepts, as a NumPy array."""
+    import numpy as np
+
+    return values.detach().cpu().numpy() if hasattr(values, "detach") else np.asarray(values)

@@ -45,7 +45,7 @@ from lethe.integrations.noise_effect import (
 )
 from lethe.integrations.registration import register_files
 from lethe.integrations.released_weights import ReleasedWeights, fetch_weights
-from lethe.integrations.tables import write_parquet
+from lethe.integrations.tables import as_array, split_holdout, write_parquet
 
 if TYPE_CHECKING:
     from lethe.client.api import Lethe
@@ -108,23 +108,10 @@ def register(
     check_structure(module, found, inputs.shape)
     graph = export_backbone(module, found, inputs.shape, flat=inputs.kind == "vector")
     family, known = _family(found, labels, classes)
-    manifest = {
-        "family": family,
-        "width": found.layer.in_features,
-        "lambda": lam,
-        "bias": found.has_bias,
-        "representation": inputs.declaration | {"outputs": [OUTPUT], "origin": origin, "licence": licence},
-        "origins": {
-            "features": "the representation's features",
-            "constants": "set by the owner",
-            **({} if anchor is None else {"anchor": anchor}),
-            **(origins or {}),
-        },
-        "policy": dict(policy or {}),
-        "annotations": {ANNOTATION: json.dumps(_describe(module, found, classes))},
-    }
-    if family == "softmax":
-        manifest["classes"] = found.layer.out_features
+    manifest = _manifest(module, found, family, inputs, lam, anchor, classes)
+    manifest["representation"] |= {"origin": origin, "licence": licence}
+    manifest["origins"] |= origins or {}
+    manifest["policy"] = dict(policy or {})
     with TemporaryDirectory(prefix="lethe-") as folder:
         data = inputs.write(Path(folder) / "data", labels, subjects, known)
         held = None if holdout is None else _write_holdout(Path(folder), inputs, holdout, known, pixels)
@@ -188,7 +175,7 @@ class _Inputs:
     def of(cls, rows: Any, pixels: Mapping[str, Any] | None) -> "_Inputs":
         import numpy as np
 
-        array = rows.detach().cpu().numpy() if hasattr(rows, "detach") else np.asarray(rows)
+        array = as_array(rows)
         shape = tuple(int(side) for side in array.shape[1:])
         if array.dtype == np.uint8 and array.ndim == 4:
             if unknown := set(pixels or {}) - _PIXEL_SETTINGS:
@@ -231,7 +218,7 @@ class _Inputs:
         """Write the rows as Parquet."""
         import numpy as np
 
-        given = labels.detach().cpu().numpy() if hasattr(labels, "detach") else np.asarray(labels)
+        given = as_array(labels)
         source: Any = self.rows.reshape(len(self.rows), -1)
         if self.kind == "image":
             by_pixel = np.ascontiguousarray(self.rows.transpose(0, 2, 3, 1))
@@ -242,6 +229,31 @@ class _Inputs:
         ).path
 
 
+def _manifest(
+    module: Any,
+    head: Head,
+    family: str,
+    inputs: _Inputs,
+    lam: float,
+    anchor: str | None,
+    classes: Sequence[Hashable] | None,
+) -> dict[str, Any]:
+    """Return what follows from the module, its head and its rows."""
+    public = {} if anchor is None else {"anchor": anchor}
+    manifest = {
+        "family": family,
+        "width": head.layer.in_features,
+        "lambda": lam,
+        "bias": head.has_bias,
+        "representation": inputs.declaration | {"outputs": [OUTPUT]},
+        "origins": {"features": "the representation's features", "constants": "set by the owner"} | public,
+        "annotations": {ANNOTATION: json.dumps(_describe(module, head, classes))},
+    }
+    if family == "softmax":
+        manifest["classes"] = head.layer.out_features
+    return manifest
+
+
 def _write_holdout(
     folder: Path,
     inputs: _Inputs,
@@ -249,16 +261,14 @@ def _write_holdout(
     classes: Sequence[Hashable] | None,
     pixels: Mapping[str, Any] | None,
 ) -> Path:
-    if len(holdout) not in (2, 3):
-        raise BadTable("holdout: pass a tuple of rows and labels, or of rows, labels and subjects")
-    rows, labels, *subjects = holdout
+    rows, labels, subjects = split_holdout(holdout)
     held = _Inputs.of(rows, pixels)
     if (held.kind, held.shape) != (inputs.kind, inputs.shape):
         raise BadTable(
             f"holdout: its rows have the shape {held.shape}, but training rows have {inputs.shape}"
         )
     try:
-        return held.write(folder / "holdout", labels, subjects[0] if subjects else None, classes)
+        return held.write(folder / "holdout", labels, subjects, classes)
     except BadTable as problem:
         raise BadTable(f"holdout: {problem}") from None
 
@@ -284,7 +294,6 @@ def _family(
     head: Head, labels: Any, classes: Sequence[Hashable] | None
 ) -> tuple[str, Sequence[Hashable] | None]:
     """Return the family of the head's loss, and the classes to look labels up in."""
-    import numpy as np
 
     outputs = head.layer.out_features
     expected = max(outputs, 2)
@@ -292,7 +301,7 @@ def _family(
         raise BadTable(f"classes: the head {head.name} has {outputs} outputs, so list {expected} classes")
     if outputs > 1:
         return "softmax", classes or range(outputs)
-    array = labels.detach().cpu().numpy() if hasattr(labels, "detach") else np.asarray(labels)
+    array = as_array(labels)
     if classes is None and array.dtype.kind == "f":
         return "ridge", None
     return "logistic", classes or range(2)

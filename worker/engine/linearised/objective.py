@@ -10,7 +10,7 @@ MODELLED_FACTOR times the difference, scaled down, is taken as the bound. The ce
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,11 +26,16 @@ from worker.engine.linearised.automatic import (
 from worker.engine.linearised.layered import LayeredNetwork
 from worker.engine.linearised.operators import SampledOperator, StreamedOperator
 from worker.engine.networks.architectures import build
-from worker.engine.networks.losses import CrossEntropy, HalfSquared, Loss, residual_error
+from worker.engine.networks.losses import residual_error
 from worker.engine.networks.objective import Network, explicit_spec
+from worker.engine.networks.streaming import (
+    StreamedObjective,
+    differentiated_row_bytes,
+    loss_for,
+    split_parameters,
+)
 from worker.engine.objective import (
     EXACT,
-    CertifiedGradient,
     Evaluation,
     HessianOperator,
     Reduce,
@@ -60,7 +65,7 @@ class _Sums:
     chunks: int
 
 
-class LinearisedObjective:
+class LinearisedObjective(StreamedObjective):
     """The objective of a network linearised at `anchor` over rows.
 
     The loss is half the squared error for one output and cross-entropy otherwise. `anchor` holds every
@@ -99,11 +104,10 @@ class LinearisedObjective:
         self.network = _network_at(self.module, whole, layers, prepared)
         if prepared and isinstance(self.network, AutomaticNetwork):
             self.network.learn_shape(rows.width if width is None else width)
-        self.loss: Loss = self._loss_of(classes)
+        self.loss = loss_for(self._outputs(), classes)
         self._reduce = reduce
         self.chunk_rows = max(1, min(4096, rows.count, chunk_bytes // self._row_bytes()))
         self._typical: float | None = None
-        self._checked = 0  # number of chunks checked so far
         self._scores: Tensor | None = None  # scores of the last pass, four bytes per row
         total = reduce(torch.tensor([float(rows.count), 1.0], dtype=torch.float64, device=self.device))
         self.total, self._ranks = int(total[0]), int(total[1])
@@ -118,22 +122,6 @@ class LinearisedObjective:
         """Whether the bound on rounding errors is derived rather than modelled."""
         return isinstance(self.network, LayeredNetwork)
 
-    # -- parameters ---------------------------------------------------------------------------------
-
-    def unflatten(self, w: Tensor) -> dict[str, Tensor]:
-        """Split (d,) into the moving parameters by name. Returns views."""
-        return _split(w, self.shapes)
-
-    def flatten(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """Join the moving parameters into one float64 vector (d,). The inverse of `unflatten`."""
-        if set(parts) != set(self.shapes):
-            raise EngineInputError(f"expected {sorted(self.shapes)}, got {sorted(parts)}")
-        for name, shape in self.shapes.items():
-            if tuple(parts[name].shape) != shape:
-                raise EngineInputError(f"{name} must have shape {shape}, got {tuple(parts[name].shape)}")
-        flat = torch.cat([parts[name].to(self.device, torch.float64).reshape(-1) for name in self.shapes])
-        return validation.checked_point(flat, self.dimension, "parameters")
-
     def logits(self, w: Tensor, x: Tensor) -> Tensor:
         """Return N(x; a) + ∂N(x; a)·(w - a) in the dtype of x. (d,), (c, width) -> (c, outputs)"""
         tangent = self.network.at(x)
@@ -141,17 +129,6 @@ class LinearisedObjective:
         return tangent.base + image
 
     # -- passes -------------------------------------------------------------------------------------
-
-    def chunks(self, dtype: torch.dtype = torch.float64, *, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the rows on the device, without the first `skip` chunks. Each is checked when first read."""
-        for index, (source, targets) in enumerate(self.rows.chunks(self.chunk_rows)):
-            if index == self._checked:
-                validation.check_type(source)
-                validation.check_features(source, index * self.chunk_rows)
-                self.loss.check(targets, index * self.chunk_rows)
-                self._checked += 1
-            if index >= skip:
-                yield source.to(self.device, dtype), targets.to(self.device)
 
     def evaluate(self, w: Tensor, *, single: bool = False) -> Evaluation:
         """Return value, gradient and the bound on its rounding from one pass over all rows.
@@ -167,24 +144,6 @@ class LinearisedObjective:
         if not (math.isfinite(norm) and math.isfinite(value)):
             norm = rounding = math.inf
         return Evaluation(value, gradient, norm, rounding, scale=_DEPTH * sums.mass / self.total)
-
-    def value(self, w: Tensor) -> float:
-        """Return f(w)."""
-        return self.evaluate(w).value
-
-    def gradient(self, w: Tensor) -> Tensor:
-        """Return ∇f(w). (d,) -> (d,)"""
-        return self.evaluate(w).gradient
-
-    def value_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:
-        """Return f(w) and ∇f(w) from one pass."""
-        evaluation = self.evaluate(w)
-        return evaluation.value, evaluation.gradient
-
-    def certified_gradient(self, w: Tensor) -> CertifiedGradient:
-        """Return ‖∇f(w)‖ with the bound on its rounding error, from a float64 pass."""
-        evaluation = self.evaluate(w)
-        return CertifiedGradient(norm=evaluation.norm, rounding=evaluation.rounding)
 
     def hessian(self, w: Tensor, sampling: Sampling = EXACT) -> HessianOperator:
         """Return the Hessian operator at w, over a sample of rows or over all, in float32.
@@ -206,10 +165,6 @@ class LinearisedObjective:
     def hvp(self, w: Tensor, v: Tensor) -> Tensor:
         """Return the product ∇²f(w)·v in float64. (d,), (d,) -> (d,)"""
         return StreamedOperator(self, w, torch.float64).product(v)
-
-    def reduce(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over ranks."""
-        return self._reduce(tensor)
 
     # -- internals ----------------------------------------------------------------------------------
 
@@ -285,12 +240,6 @@ class LinearisedObjective:
         bound = MODELLED_FACTOR * (_SINGLE_UNITS * off + gamma(4) * pull) + gamma(self.dimension + 6) * norm
         return bound if math.isfinite(bound) else math.inf
 
-    def _loss_of(self, classes: int | None) -> Loss:
-        outputs = self._outputs()
-        if classes is not None and classes != outputs:
-            raise EngineInputError(f"the network has {outputs} outputs, not {classes}")
-        return HalfSquared() if outputs == 1 else CrossEntropy(outputs)
-
     def _outputs(self) -> int:
         if isinstance(self.network, LayeredNetwork):
             return self.network.outputs
@@ -301,24 +250,11 @@ class LinearisedObjective:
         """Return the float64 memory of one more row and of what differentiating keeps of it."""
         if isinstance(self.network, LayeredNetwork):
             return self.network.row_bytes
-        saved = self._saved_numbers(2) - self._saved_numbers(1)
-        return 8 * (4 * self.rows.width + 2 * max(1, saved))
-
-    def _saved_numbers(self, rows: int) -> int:
-        """Return how many numbers autograd saves in a forward pass over `rows` rows."""
-        assert isinstance(self.network, AutomaticNetwork)
-        saved = 0
-
-        def count(tensor: Tensor) -> Tensor:
-            nonlocal saved
-            saved += tensor.numel()
-            return tensor
-
-        x = torch.zeros(rows, self.rows.width, dtype=torch.float64, device=self.device)
-        moving = {name: part.detach().requires_grad_() for name, part in self.network.anchor(x.dtype).items()}
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            self.network.run(moving, x).sum()
-        return saved
+        network = self.network
+        moving = {
+            name: part.detach().requires_grad_() for name, part in network.anchor(torch.float64).items()
+        }
+        return differentiated_row_bytes(self.rows.width, lambda x: network.run(moving, x).sum(), self.device)
 
 
 class Preparation:
@@ -359,9 +295,4 @@ def split_anchor(
 ) -> dict[str, Tensor]:
     """Check a flat anchor and split it into named tensors on the device."""
     size = sum(math.prod(shape) for shape in shapes.values())
-    return _split(validation.checked_point(anchor, size, "anchor").to(device), shapes)
-
-
-def _split(flat: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    pieces = torch.split(flat, [math.prod(shape) for shape in shapes.values()])
-    return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+    return split_parameters(validation.checked_point(anchor, size, "anchor").to(device), shapes)

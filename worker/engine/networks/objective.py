@@ -10,7 +10,6 @@ never a certificate.
 """
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -21,8 +20,9 @@ from torch.func import functional_call, grad_and_value
 from worker.engine import validation
 from worker.engine.networks.architectures import AllCnn, AllCnnModule, Mlp, MlpModule, Spec, build, shapes_of
 from worker.engine.networks.explicit_pass import ExplicitPass, PassSums
-from worker.engine.networks.losses import CrossEntropy, HalfSquared, Loss
+from worker.engine.networks.losses import Loss
 from worker.engine.networks.products import ChunkProducts, SampledOperator, StreamedOperator
+from worker.engine.networks.streaming import StreamedObjective, differentiated_row_bytes, loss_for
 from worker.engine.objective import (
     EXACT,
     CertifiedGradient,
@@ -63,7 +63,7 @@ def explicit_spec(module: nn.Module) -> Mlp | AllCnn | None:
     return None
 
 
-class NetworkObjective:
+class NetworkObjective(StreamedObjective):
     """The objective of a network over rows.
 
     The loss is half the squared error for one output and cross-entropy otherwise.
@@ -98,12 +98,11 @@ class NetworkObjective:
         self.shapes = shapes_of(self.module)
         self.dimension = sum(math.prod(shape) for shape in self.shapes.values())
         self.anchor = validation.checked_point(anchor, self.dimension, "anchor").to(self.device)
-        self.loss: Loss = self._loss_of(classes)
+        self.loss = self._loss_of(classes)
         self._explicit = ExplicitPass(self.spec, self.loss) if self.spec else None
         self._measured, self._reduce = measured, reduce
         self.chunk_rows = max(1, min(8192, rows.count, chunk_bytes // self._row_bytes()))
         self.products = ChunkProducts(self, compiled=compiled)
-        self._checked = 0  # number of chunks checked so far
         self._scores: Tensor | None = None  # scores of the last pass, four bytes per row
         total = reduce(torch.tensor([float(rows.count), 1.0], dtype=torch.float64, device=self.device))
         self.total, self._ranks = int(total[0]), int(total[1])
@@ -118,25 +117,6 @@ class NetworkObjective:
         """Whether `Evaluation.rounding` is a derived bound rather than an estimate or infinite."""
         return self._explicit is not None
 
-    # -- parameters ---------------------------------------------------------------------------------
-
-    def unflatten(self, w: Tensor) -> dict[str, Tensor]:
-        """Split (d,) into parameters by name. Returns views."""
-        pieces = torch.split(w, [math.prod(shape) for shape in self.shapes.values()])
-        return {
-            name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
-        }
-
-    def flatten(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """Join named parameters into one float64 vector (d,). The inverse of `unflatten`."""
-        if set(parts) != set(self.shapes):
-            raise EngineInputError(f"expected {sorted(self.shapes)}, got {sorted(parts)}")
-        for name, shape in self.shapes.items():
-            if tuple(parts[name].shape) != shape:
-                raise EngineInputError(f"{name} must have shape {shape}, got {tuple(parts[name].shape)}")
-        flat = torch.cat([parts[name].to(self.device, torch.float64).reshape(-1) for name in self.shapes])
-        return validation.checked_point(flat, self.dimension, "parameters")
-
     def logits(self, w: Tensor, x: Tensor) -> Tensor:
         """Return the outputs of the network. w and x must have the same dtype.
 
@@ -146,20 +126,6 @@ class NetworkObjective:
         return z
 
     # -- passes -------------------------------------------------------------------------------------
-
-    def chunks(self, dtype: torch.dtype = torch.float64, *, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the rows on the device, without the first `skip` chunks.
-
-        Each chunk is checked when first read.
-        """
-        for index, (source, targets) in enumerate(self.rows.chunks(self.chunk_rows)):
-            if index == self._checked:
-                validation.check_type(source)
-                validation.check_features(source, index * self.chunk_rows)
-                self.loss.check(targets, index * self.chunk_rows)
-                self._checked += 1
-            if index >= skip:
-                yield source.to(self.device, dtype), targets.to(self.device)
 
     def evaluate(self, w: Tensor, *, single: bool = False) -> Evaluation:
         """Return value, gradient and the bound on its rounding from one pass over all rows.
@@ -176,19 +142,6 @@ class NetworkObjective:
             norm = rounding = math.inf
         scale = _DEPTH * sums.mass / self.total
         return Evaluation(value, gradient, norm, rounding, scale=scale)
-
-    def value(self, w: Tensor) -> float:
-        """Return f(w)."""
-        return self.evaluate(w).value
-
-    def gradient(self, w: Tensor) -> Tensor:
-        """Return ∇f(w). (d,) -> (d,)"""
-        return self.evaluate(w).gradient
-
-    def value_and_gradient(self, w: Tensor) -> tuple[float, Tensor]:
-        """Return f(w) and ∇f(w) from one pass."""
-        evaluation = self.evaluate(w)
-        return evaluation.value, evaluation.gradient
 
     def certified_gradient(self, w: Tensor) -> CertifiedGradient:
         """Return ‖∇f(w)‖ with a proven rounding bound, or an infinite one, even if `measured` is set."""
@@ -246,10 +199,6 @@ class NetworkObjective:
     def ggn_product(self, w: Tensor, v: Tensor) -> Tensor:
         """Return GGN(w)·v over all rows. (d,), (d,) -> (d,)"""
         return self.gauss_newton(w).product(v)
-
-    def reduce(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over ranks."""
-        return self._reduce(tensor)
 
     # -- internals ----------------------------------------------------------------------------------
 
@@ -313,30 +262,13 @@ class NetworkObjective:
             )
         row = torch.zeros(1, self.rows.width, dtype=torch.float64, device=self.device)
         outputs = self.logits(self.anchor, row).shape[1]
-        if classes is not None and classes != outputs:
-            raise EngineInputError(f"the network has {outputs} outputs, not {classes}")
-        return HalfSquared() if outputs == 1 else CrossEntropy(outputs)
+        return loss_for(outputs, classes)
 
     def _row_bytes(self) -> int:
         """Return the float64 memory of one more row and of what differentiating twice keeps of it."""
-        saved = self._saved_numbers(2) - self._saved_numbers(1)
-        own = 8 * (4 * self.rows.width + 2 * max(1, saved))
-        return max(own, self._explicit.row_bytes if self._explicit else 0)
-
-    def _saved_numbers(self, rows: int) -> int:
-        """Return how many numbers autograd saves in a forward pass over `rows` rows."""
-        saved = 0
-
-        def count(tensor: Tensor) -> Tensor:
-            nonlocal saved
-            saved += tensor.numel()
-            return tensor
-
         leaf = self.anchor.detach().clone().requires_grad_()
-        x = torch.zeros(rows, self.rows.width, dtype=torch.float64, device=self.device)
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            self.logits(leaf, x).sum()
-        return saved
+        own = differentiated_row_bytes(self.rows.width, lambda x: self.logits(leaf, x).sum(), self.device)
+        return max(own, self._explicit.row_bytes if self._explicit else 0)
 
 
 def subsample(objective: NetworkObjective, network: Network, rows: int) -> NetworkObjective:
