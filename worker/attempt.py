@@ -25,12 +25,12 @@ from app.core.clock import now
 from app.core.settings import load_settings
 from app.core.vault import KeyProblem
 from app.db import paths, rollback_guard, transitions
-from app.db.states import FailureCause, JobKind, JobState
+from app.db.states import JobKind, JobState
 from app.db.tables import Job
 from app.services import Services
 from worker import fork_server
 from worker.distributed.rendezvous import process_group
-from worker.errors import WorkerProblem
+from worker.errors import WorkerProblem, cause_of
 from worker.fork_server import PREPARE
 
 log = logging.get_logger("attempt")
@@ -165,18 +165,8 @@ def _report_failure(services: Services, job_id: UUID, token: UUID, problem: Exce
             now=now(),
             max_attempts=services.settings.max_attempts,
             backoff=services.settings.retry_backoff_seconds,
+            max_deaths=services.settings.max_deaths,
         )
-
-
-def cause_of(problem: Exception) -> FailureCause:
-    """Classify the exception that ended an attempt."""
-    if isinstance(problem, WorkerProblem):
-        return problem.cause
-    if isinstance(problem, KeyProblem):
-        return FailureCause.KEY
-    if isinstance(problem, rollback_guard.LogOlder):
-        return FailureCause.LOG_ROLLED_BACK
-    return FailureCause.UNEXPECTED
 
 
 def describe(problem: Exception) -> str:

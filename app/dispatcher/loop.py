@@ -69,7 +69,8 @@ class Dispatcher:
         return True
 
     def seal_due(self) -> None:
-        """Seal the batches that are due."""
+        """Start the batches whose retry waits for its turn, then seal those that are due."""
+        sealing.start_waiting_retries(self.services, self._now())
         sealing.seal_due_batches(self.services, self._now())
 
     def give_up_dead_attempts(self) -> None:
