@@ -108,6 +108,7 @@ def _send_heartbeats(services: Services, job_id: UUID, token: UUID, over: thread
     """Send heartbeats until `over` is set. End the process if it no longer owns its job."""
     interval = services.settings.heartbeat_seconds
     last_beat = time.monotonic()  # the claim counts as the first one
+    outage = logging.OutageLog(log, "database")
     while not over.wait(min(POLL_SECONDS, interval)):
         try:
             if not _check_ownership(services, job_id, token, over):
@@ -116,10 +117,11 @@ def _send_heartbeats(services: Services, job_id: UUID, token: UUID, over: thread
                 last_beat = time.monotonic()
                 with services.database.writing() as session:
                     transitions.heartbeat(session, job_id, token, now())
+            outage.over()
         except transitions.TokenLost:
             continue  # the next check finds out why
         except SQLAlchemyError as problem:
-            log.warning("database unavailable", problem=type(problem).__name__)
+            outage.failed(problem)
 
 
 def _check_ownership(services: Services, job_id: UUID, token: UUID, over: threading.Event) -> bool:

@@ -31,6 +31,7 @@ from worker.distributed import launch
 from worker.fork_server import PREPARE, ChildProcess, ForkServer
 
 log = logging.get_logger("worker")
+database_outage = logging.OutageLog(log, "database")
 POLL_SECONDS = 0.5
 _CALLBACKS = ("_success_callback_name", "_failure_callback_name", "_stopped_callback_name")
 
@@ -154,6 +155,7 @@ class WorkerRuntime:
     attempts: ForkServer
     followers: launch.Followers = field(default_factory=launch.Followers)
     drain: Drain = field(default_factory=Drain)
+    queue_outage: logging.OutageLog = field(default_factory=lambda: logging.OutageLog(log, "queue"))
 
 
 def run(runtime: WorkerRuntime, job_id: str, token: str) -> None:
@@ -216,7 +218,7 @@ def _is_claimable(services: Services, job_id: UUID, token: UUID) -> bool:
         with services.database.reading() as session:
             return transitions.is_claimable(session, job_id, token)
     except SQLAlchemyError as problem:
-        log.warning("database unavailable", problem=type(problem).__name__)
+        database_outage.failed(problem)
         return True
 
 
@@ -229,7 +231,7 @@ def _clean_up(runtime: WorkerRuntime, job_id: str, token: str, child: ChildProce
     try:
         report_end(runtime, UUID(job_id), UUID(token), end)
     except SQLAlchemyError as problem:
-        log.warning("database unavailable", problem=type(problem).__name__)
+        database_outage.failed(problem)
 
 
 def report_end(runtime: WorkerRuntime, job_id: UUID, token: UUID, end: str) -> None:

@@ -159,11 +159,13 @@ def run(settings: Settings) -> None:
     )
     reporter.start()
     log.info("dispatcher started")
+    outage = logging.OutageLog(log, "database or queue")
     while not stop.is_set():
         try:
             dispatcher.round()
+            outage.over()
         except (SQLAlchemyError, RedisError) as problem:
-            log.warning("the database or Redis is not available", problem=type(problem).__name__)
+            outage.failed(problem)
         _pause(services, stop)
     with suppress(SQLAlchemyError):  # if this fails, the lease runs out by itself
         dispatcher.release_lease()
