@@ -25,12 +25,12 @@ from app.core.clock import now
 from app.core.settings import load_settings
 from app.core.vault import KeyProblem
 from app.db import paths, rollback_guard, transitions
-from app.db.states import FailureCause, JobKind, JobState
+from app.db.states import JobKind, JobState
 from app.db.tables import Job
 from app.services import Services
 from worker import fork_server
 from worker.distributed.rendezvous import process_group
-from worker.errors import WorkerProblem
+from worker.errors import WorkerProblem, cause_of
 from worker.fork_server import PREPARE
 
 log = logging.get_logger("attempt")
@@ -108,6 +108,7 @@ def _send_heartbeats(services: Services, job_id: UUID, token: UUID, over: thread
     """Send heartbeats until `over` is set. End the process if it no longer owns its job."""
     interval = services.settings.heartbeat_seconds
     last_beat = time.monotonic()  # the claim counts as the first one
+    outage = logging.OutageLog(log, "database")
     while not over.wait(min(POLL_SECONDS, interval)):
         try:
             if not _check_ownership(services, job_id, token, over):
@@ -116,10 +117,11 @@ def _send_heartbeats(services: Services, job_id: UUID, token: UUID, over: thread
                 last_beat = time.monotonic()
                 with services.database.writing() as session:
                     transitions.heartbeat(session, job_id, token, now())
+            outage.over()
         except transitions.TokenLost:
             continue  # the next check finds out why
         except SQLAlchemyError as problem:
-            log.warning("database unavailable", problem=type(problem).__name__)
+            outage.failed(problem)
 
 
 def _check_ownership(services: Services, job_id: UUID, token: UUID, over: threading.Event) -> bool:
@@ -165,18 +167,8 @@ def _report_failure(services: Services, job_id: UUID, token: UUID, problem: Exce
             now=now(),
             max_attempts=services.settings.max_attempts,
             backoff=services.settings.retry_backoff_seconds,
+            max_deaths=services.settings.max_deaths,
         )
-
-
-def cause_of(problem: Exception) -> FailureCause:
-    """Classify the exception that ended an attempt."""
-    if isinstance(problem, WorkerProblem):
-        return problem.cause
-    if isinstance(problem, KeyProblem):
-        return FailureCause.KEY
-    if isinstance(problem, rollback_guard.LogOlder):
-        return FailureCause.LOG_ROLLED_BACK
-    return FailureCause.UNEXPECTED
 
 
 def describe(problem: Exception) -> str:

@@ -31,6 +31,7 @@ SERVE = "--serve"
 PREPARE = "prepare"  # in place of a job: asks for preparations instead of an attempt
 _LINE_BYTES = 65536
 _CLOSE_SECONDS = 10.0
+_KILL_SECONDS = 30.0  # how long a server may take to kill a child
 _SUPPORTED = sys.platform == "linux"
 
 
@@ -101,8 +102,9 @@ class ForkedProcess:
         """Kill the child and everything else in its session, and wait until it has ended."""
         if self.returncode is None:
             self._server.send({"kill": self._number})
-            while not self.wait(1.0):
-                pass
+            if not self.wait(_KILL_SECONDS):  # the server hangs, and its end kills its children
+                self._server.close()
+                self.wait(0.0)
 
 
 class ForkServer:

@@ -6,15 +6,19 @@ these processes ready (`worker.fork_server`).
 """
 
 import os
+import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from types import FrameType
+from typing import Any
 
 from redis.exceptions import RedisError
 from rq import Queue, SimpleWorker
+from rq.exceptions import StopRequested
 from rq.job import Job as RqJob
 from rq.serializers import JSONSerializer
 from sqlalchemy.exc import SQLAlchemyError
@@ -31,11 +35,12 @@ from app.services import Services
 from app.startup import check_deployment_key, refuse
 from worker.data.scratch import sweep
 from worker.fork_server import ForkServer
-from worker.queue import ForeignMessage, Message, WorkerRuntime, open_queue
+from worker.queue import ForeignMessage, Message, WorkerRuntime, database_outage, open_queue
 from worker.signing import check_known, key_place, load_signer
 
 log = logging.get_logger("worker")
 ATTEMPT_MODULE = "worker.attempt"
+FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds between two tries to reach Redis
 
 
 class Presence:
@@ -76,7 +81,9 @@ def _log_database_errors(write: Callable[[], None]) -> None:
     try:
         write()
     except SQLAlchemyError as problem:
-        log.warning("database unavailable", problem=type(problem).__name__)
+        database_outage.failed(problem)
+    else:
+        database_outage.over()
 
 
 class AuditLogSigner:
@@ -147,15 +154,23 @@ def sign_audit_logs(services: Services) -> None:
 class Worker(SimpleWorker):
     """An RQ worker that runs only the messages a dispatcher sends.
 
-    It also knows whether it was asked to stop. RQ ends in the same way after an error.
+    It also knows why it ended. RQ ends in the same way when asked to stop, after an error and without Redis.
     """
 
     runtime: WorkerRuntime
-    asked_to_stop = False
+    max_connection_wait_time = LONGEST_WAIT
+    failed = False
+    """Whether something other than Redis ended the worker."""
 
     @classmethod
     def of(cls, services: Services, attempts: ForkServer) -> "Worker":
         """Create a worker for the queue of these services, whose attempts come from a fork server."""
+        return cls.with_runtime(WorkerRuntime(services, attempts))
+
+    @classmethod
+    def with_runtime(cls, runtime: WorkerRuntime) -> "Worker":
+        """Create a worker that continues with what an earlier one used, such as its fork server."""
+        services = runtime.services
         worker = cls(
             [open_queue(services.settings.queue_name, services.redis)],
             connection=services.redis,
@@ -164,8 +179,22 @@ class Worker(SimpleWorker):
             worker_ttl=60,
             job_monitoring_interval=5,
         )
-        worker.runtime = WorkerRuntime(services, attempts)
+        worker.runtime = runtime
         return worker
+
+    def bootstrap(self, *arguments: Any, **options: Any) -> None:
+        """Register in Redis, which answers if this succeeds."""
+        super().bootstrap(*arguments, **options)
+        self.runtime.queue_outage.over()
+
+    def teardown(self) -> None:
+        """Leave Redis, or let its entry of this worker expire if it does not answer."""
+        try:
+            super().teardown()  # type: ignore[no-untyped-call]
+        except RedisError:
+            listener = getattr(self, "pubsub_thread", None)
+            if listener is not None:
+                listener.stop()
 
     def execute_job(self, job: RqJob, queue: Queue) -> None:
         """Run a message from a dispatcher; delete any other."""
@@ -178,11 +207,14 @@ class Worker(SimpleWorker):
             self.connection.delete(job.key)
             return
         job.runtime = self.runtime
-        super().execute_job(job, queue)
+        try:
+            super().execute_job(job, queue)
+        except Exception as problem:  # RQ logs it and ends its loop
+            self.failed = not isinstance(problem, RedisError)
+            raise
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """Start draining: the attempt under way gets `drain_seconds` to finish."""
-        self.asked_to_stop = True
         self.runtime.drain.begin()
         super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
 
@@ -238,6 +270,44 @@ def encrypt_salts(services: Services) -> None:
         log.warning("database unavailable, stored salts not checked", problem=type(problem).__name__)
 
 
+def take_jobs(runtime: WorkerRuntime, pause: Callable[[float], None] = time.sleep) -> bool:
+    """Take jobs until asked to stop, and return whether that is why it ended.
+
+    While Redis does not answer, wait for it with growing pauses. The fork server and its imports stay, and
+    SQL knows which jobs are due. A signal to stop ends a pause at once.
+    """
+    wait = FIRST_WAIT
+    with suppress(StopRequested):
+        while not runtime.drain.begun:
+            _stop_when_asked(runtime)  # RQ has its own handlers while it works
+            began = time.monotonic()
+            try:
+                worker = Worker.with_runtime(runtime)
+                worker.work(logging_level="WARNING", with_scheduler=False)
+                if worker.failed:
+                    return False
+            except RedisError as problem:
+                runtime.queue_outage.failed(problem)
+            if not runtime.drain.begun:
+                _stop_when_asked(runtime)
+                wait = FIRST_WAIT if time.monotonic() - began > LONGEST_WAIT else min(2 * wait, LONGEST_WAIT)
+                pause(wait)
+    return runtime.drain.begun
+
+
+def _stop_when_asked(runtime: WorkerRuntime) -> None:
+    """Let a signal interrupt whatever this thread does while it has no connection to Redis."""
+
+    def stop(*_: object) -> None:
+        if runtime.drain.begun:
+            raise SystemExit(1)
+        runtime.drain.begin()
+        raise StopRequested
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+
+
 def run(settings: Settings) -> None:
     """Take jobs until asked to stop. Exit with status 1 after an error, so that a supervisor restarts us.
 
@@ -251,18 +321,14 @@ def run(settings: Settings) -> None:
     sweep(settings)
     attempts = ForkServer(ATTEMPT_MODULE)
     attempts.start()
-    worker = Worker.of(services, attempts)
-    followers = worker.runtime.followers
+    runtime = WorkerRuntime(services, attempts)
     if settings.nproc > 1:
-        followers.start()
+        runtime.followers.start()
     with Presence(services), AuditLogSigner(services), ScratchSweeper(settings):
-        try:
-            worker.work(logging_level="WARNING", with_scheduler=False)
-        except RedisError as problem:
-            log.error("queue unavailable", problem=type(problem).__name__)
+        stopped = take_jobs(runtime)
     attempts.close()  # and with it a preparation that is still running
-    followers.close()
+    runtime.followers.close()
     sweep(settings)
     services.close()
-    if not worker.asked_to_stop:
+    if not stopped:
         raise SystemExit(1)

@@ -31,6 +31,7 @@ from worker.distributed import launch
 from worker.fork_server import PREPARE, ChildProcess, ForkServer
 
 log = logging.get_logger("worker")
+database_outage = logging.OutageLog(log, "database")
 POLL_SECONDS = 0.5
 _CALLBACKS = ("_success_callback_name", "_failure_callback_name", "_stopped_callback_name")
 
@@ -119,6 +120,33 @@ class Drain:
         return self._since is not None and time.monotonic() - self._since >= seconds
 
 
+class ClaimWatch:
+    """Notices that the process of an attempt hangs before it has claimed its job.
+
+    From the claim on, heartbeats tell whether an attempt is alive. Before it, nobody else would notice.
+    """
+
+    def __init__(
+        self, services: Services, job_id: UUID, token: UUID, steady: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start the clock. `steady` returns monotonic seconds."""
+        self._services, self._job_id, self._token, self._steady = services, job_id, token, steady
+        self._since, self._claimed = steady(), False
+
+    def hangs(self) -> bool:
+        """Return whether the job is unclaimed after `claim_seconds`. While the database is down, wait."""
+        if self._claimed or self._steady() - self._since < self._services.settings.claim_seconds:
+            return False
+        try:
+            with self._services.database.reading() as session:
+                self._claimed = not transitions.is_claimable(session, self._job_id, self._token)
+        except SQLAlchemyError:
+            return False
+        if not self._claimed:
+            log.warning("an attempt process did not claim its job", job=str(self._job_id))
+        return not self._claimed
+
+
 @dataclass(frozen=True)
 class WorkerRuntime:
     """What a worker process needs to run attempts: services, fork servers, and whether it is stopping."""
@@ -127,14 +155,17 @@ class WorkerRuntime:
     attempts: ForkServer
     followers: launch.Followers = field(default_factory=launch.Followers)
     drain: Drain = field(default_factory=Drain)
+    queue_outage: logging.OutageLog = field(default_factory=lambda: logging.OutageLog(log, "queue"))
 
 
 def run(runtime: WorkerRuntime, job_id: str, token: str) -> None:
     """Run one attempt at a job of any kind in a fresh process, and wait for it to end.
 
     Once the worker is asked to stop, the attempt has `drain_seconds` to finish. Then it is killed and its
-    job is handed back to the dispatcher.
+    job is handed back to the dispatcher. A process that does not claim its job is killed as well, and the
+    dispatcher announces the job again.
     """
+    watch = ClaimWatch(runtime.services, UUID(job_id), UUID(token))
     if not _is_claimable(runtime.services, UUID(job_id), UUID(token)):
         log.info("skipped a message whose attempt has already begun or ended", job=job_id)
         return
@@ -145,7 +176,7 @@ def run(runtime: WorkerRuntime, job_id: str, token: str) -> None:
         child = runtime.attempts.run(job_id, token, env=environment)
         try:
             while not child.wait(POLL_SECONDS):
-                if runtime.drain.is_over(runtime.services.settings.drain_seconds):
+                if runtime.drain.is_over(runtime.services.settings.drain_seconds) or watch.hangs():
                     child.kill()
         except BaseException:  # a second SIGTERM means stop now; another worker will finish the job
             child.kill()
@@ -187,7 +218,7 @@ def _is_claimable(services: Services, job_id: UUID, token: UUID) -> bool:
         with services.database.reading() as session:
             return transitions.is_claimable(session, job_id, token)
     except SQLAlchemyError as problem:
-        log.warning("database unavailable", problem=type(problem).__name__)
+        database_outage.failed(problem)
         return True
 
 
@@ -200,7 +231,7 @@ def _clean_up(runtime: WorkerRuntime, job_id: str, token: str, child: ChildProce
     try:
         report_end(runtime, UUID(job_id), UUID(token), end)
     except SQLAlchemyError as problem:
-        log.warning("database unavailable", problem=type(problem).__name__)
+        database_outage.failed(problem)
 
 
 def report_end(runtime: WorkerRuntime, job_id: UUID, token: UUID, end: str) -> None:
@@ -224,4 +255,5 @@ def report_end(runtime: WorkerRuntime, job_id: UUID, token: UUID, end: str) -> N
             now=now(),
             max_attempts=settings.max_attempts,
             backoff=settings.retry_backoff_seconds,
+            max_deaths=settings.max_deaths,
         )

@@ -3,13 +3,17 @@
 import logging
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import structlog
 
 from app.core.settings import Settings
+
+OUTAGE_SECONDS = 60.0  # how often a lasting outage is logged
 
 
 def configure(settings: Settings) -> None:
@@ -83,6 +87,48 @@ def _route_standard_logging(
     root.handlers = [handler]
     root.setLevel(max(level, logging.WARNING))
     logging.getLogger("uvicorn.access").disabled = True  # our middleware logs one line per request
+
+
+class OutageLog:
+    """Logs the outage of a part once, then a count every minute, and that the part is available again.
+
+    Threads may share one. A failure long after the last one is a new outage, even if nobody said that the
+    part was available in between.
+    """
+
+    def __init__(
+        self,
+        log: structlog.typing.FilteringBoundLogger,
+        part: str,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Log about this part of the service. `steady` returns monotonic seconds."""
+        self._log, self._part, self._steady = log, part, steady
+        self._lock = threading.Lock()
+        self._failed_at: float | None = None
+        self._told_at, self._untold = 0.0, 0
+
+    def failed(self, problem: BaseException) -> None:
+        """Note that the part did not answer."""
+        with self._lock:
+            moment, kind = self._steady(), type(problem).__name__
+            if self._failed_at is None or moment - self._failed_at > 2 * OUTAGE_SECONDS:
+                self._told_at, self._untold = moment, 0
+                self._log.warning(f"{self._part} unavailable", problem=kind)
+            else:
+                self._untold += 1
+                if moment - self._told_at >= OUTAGE_SECONDS:
+                    self._log.warning(f"{self._part} still unavailable", problem=kind, times=self._untold)
+                    self._told_at, self._untold = moment, 0
+            self._failed_at = moment
+
+    def over(self) -> None:
+        """Note that the part answered."""
+        if self._failed_at is None:  # almost always, so without the lock
+            return
+        with self._lock:
+            self._failed_at = None
+            self._log.info(f"{self._part} available again")
 
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:

@@ -229,9 +229,33 @@ class Settings(BaseSettings):
         ge=0,
         description="How long an attempt may send no heartbeat before it is given up. 0: six intervals.",
     )
-    max_attempts: int = Field(5, ge=1, le=100, description="How many attempts a job has before it fails.")
+    max_attempts: int = Field(
+        5,
+        ge=1,
+        le=100,
+        description="How many attempts of a job may end with an error of its own before the job fails. "
+        "Faults of the infrastructure, such as an outage of the storage or a killed process, do not count: "
+        "an erasure is retried after any number of them.",
+    )
+    max_deaths: int = Field(
+        10,
+        ge=1,
+        le=1000,
+        description="After how many processes that died in a row a job counts as one that kills its worker. "
+        "An erasure is still retried, and its history and a webhook say so. Any other job fails.",
+    )
+    claim_seconds: float = Field(
+        120.0,
+        gt=0,
+        le=3600,
+        description="How long the process of an attempt may take to claim its job. Then the worker kills it, "
+        "and the job is announced again.",
+    )
     retry_backoff_seconds: float = Field(
-        2.0, ge=0, description="The wait before the second attempt. It doubles with each further attempt."
+        2.0,
+        ge=0,
+        description="The wait before the second attempt. It doubles with each further attempt, up to five "
+        "minutes.",
     )
     dispatch_interval_seconds: float = Field(
         0.5, gt=0, le=60, description="The pause between two rounds of the dispatcher."

@@ -1,6 +1,7 @@
 """The states, kinds and reasons that columns hold. Only `transitions` changes a state."""
 
 from enum import StrEnum
+from typing import assert_never
 
 
 class ModelState(StrEnum):
@@ -167,6 +168,7 @@ class EventKind(StrEnum):
     STEP = "step"
     PROGRESS = "progress"
     ALERT = "alert"
+    DELAYED = "delayed"  # the infrastructure has kept the batch from running for a while
     PUBLISHED = "published"
     HELD = "held"
     APPROVE = "approve"
@@ -182,12 +184,47 @@ class FailureCause(StrEnum):
 
     SILENT = "silent"  # no heartbeat for too long
     PROCESS_ENDED = "process_ended"  # the attempt's process died
-    OUT_OF_MEMORY = "out_of_memory"
+    STORAGE = "storage"  # the storage does not answer or refuses requests
+    DATABASE = "database"  # the database does not answer
+    QUEUE = "queue"  # Redis does not answer
+    DISK_FULL = "disk_full"  # no space is left for scratch files or in the storage
+    RANK = "rank"  # another rank of the job was lost, or met a fault of its own machine
     DEVICE = "device"  # the configured device is not available
-    RANK = "rank"  # another rank of the job was lost or failed
     KEY = "key"  # a key is missing, unreadable or not the one in use
     LOG_ROLLED_BACK = "log_rolled_back"  # the database is older than a tree head seen before
+    RANK_FAILED = "rank_failed"  # another rank could not compute its share
+    OUT_OF_MEMORY = "out_of_memory"
     UNEXPECTED = "unexpected"  # any other exception; the error names its type
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the infrastructure is to blame.
+
+        The same job succeeds once the machine, the storage or the installation works again, so it is retried
+        without limit and nobody has to ask for it. Any other cause is an error of the job itself.
+        """
+        match self:
+            case (
+                FailureCause.SILENT
+                | FailureCause.PROCESS_ENDED
+                | FailureCause.STORAGE
+                | FailureCause.DATABASE
+                | FailureCause.QUEUE
+                | FailureCause.DISK_FULL
+                | FailureCause.RANK
+                | FailureCause.DEVICE
+                | FailureCause.KEY
+                | FailureCause.LOG_ROLLED_BACK
+            ):
+                return True
+            case FailureCause.RANK_FAILED | FailureCause.OUT_OF_MEMORY | FailureCause.UNEXPECTED:
+                return False
+        assert_never(self)
+
+    @property
+    def is_death(self) -> bool:
+        """Whether the process of the attempt died or was lost. A job can cause that itself, every time."""
+        return self in (FailureCause.SILENT, FailureCause.PROCESS_ENDED)
 
 
 class HeldReason(StrEnum):

@@ -91,6 +91,16 @@ class Job(Base):
     error: Mapped[str | None] = mapped_column(String(1000))
     failure_cause: Mapped[str | None] = mapped_column(String(24))
     """Why the latest attempt failed (`FailureCause`). `error` explains it in words."""
+    errors: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Attempts that ended with an error of the job itself. A job has a limited number of them."""
+    faults: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Attempts in a row that a fault of the infrastructure ended. They only lengthen the wait."""
+    deaths: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Attempts in a row whose process died or was lost before they had reached anything lasting."""
+    faulty_since: Mapped[datetime | None]
+    """When the first of those faults happened."""
+    delay_told_at: Mapped[datetime | None]
+    """When the history of the batch last said that faults delay it."""
     created_at: Mapped[datetime] = mapped_column(default=now)
     finished_at: Mapped[datetime | None]
     traceparent: Mapped[str | None] = mapped_column(String(55))
@@ -132,6 +142,8 @@ class Batch(Base):
     """Whether an attempt since the last retry has computed on the training rows."""
     cancelled: Mapped[bool] = mapped_column(default=False, server_default=false())
     """Whether the owner cancelled the batch. A retry clears it."""
+    retry_requested: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Whether the failed batch is to be retried as soon as the model has no other open batch."""
     held_reason: Mapped[str | None] = mapped_column(String(24))
     error: Mapped[str | None] = mapped_column(String(1000))
     sealed_at: Mapped[datetime] = mapped_column(default=now)

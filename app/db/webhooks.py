@@ -175,6 +175,7 @@ NOTICE_OF_EVENT: Mapping[EventKind, NoticeKind | None] = {
     EventKind.STEP: None,
     EventKind.PROGRESS: None,
     EventKind.ALERT: NoticeKind.ALERT,
+    EventKind.DELAYED: NoticeKind.ALERT,
     EventKind.PUBLISHED: NoticeKind.PUBLISHED,
     EventKind.HELD: NoticeKind.HELD,
     EventKind.APPROVE: None,

@@ -156,11 +156,13 @@ def _signed(key: OpenDsrKey | None, body: bytes) -> dict[str, str]:
 
 def run(courier: CallbackCourier, stop: threading.Event, interval: float) -> None:
     """Report until `stop` is set. If the database or the key is not available, wait until it is."""
+    outage = logging.OutageLog(log, "database or deployment key")
     while not stop.wait(interval):
         try:
             courier.round()
+            outage.over()
         except (SQLAlchemyError, KeyProblem) as problem:
-            log.warning("the database or the deployment key is not available", problem=type(problem).__name__)
+            outage.failed(problem)
         except Exception as problem:  # the thread must survive any error in one round
             log.error("a round of callbacks failed", exc_info=problem)
     courier.close()

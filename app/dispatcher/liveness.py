@@ -70,6 +70,7 @@ def give_up_silent_attempts(services: Services, monitor: HeartbeatMonitor, now: 
             now=now,
             max_attempts=services.settings.max_attempts,
             backoff=services.settings.retry_backoff_seconds,
+            max_deaths=services.settings.max_deaths,
         )
 
     for heartbeat in monitor.silent_for(services.settings.dead_after, heartbeats):

@@ -69,7 +69,8 @@ class Dispatcher:
         return True
 
     def seal_due(self) -> None:
-        """Seal the batches that are due."""
+        """Start the batches whose retry waits for its turn, then seal those that are due."""
+        sealing.start_waiting_retries(self.services, self._now())
         sealing.seal_due_batches(self.services, self._now())
 
     def give_up_dead_attempts(self) -> None:
@@ -158,11 +159,13 @@ def run(settings: Settings) -> None:
     )
     reporter.start()
     log.info("dispatcher started")
+    outage = logging.OutageLog(log, "database or queue")
     while not stop.is_set():
         try:
             dispatcher.round()
+            outage.over()
         except (SQLAlchemyError, RedisError) as problem:
-            log.warning("the database or Redis is not available", problem=type(problem).__name__)
+            outage.failed(problem)
         _pause(services, stop)
     with suppress(SQLAlchemyError):  # if this fails, the lease runs out by itself
         dispatcher.release_lease()

@@ -12,13 +12,14 @@ from sqlalchemy.orm import Session
 from app.core import logging
 from app.db import transitions
 from app.db.manifest import Manifest
-from app.db.states import OPEN_BATCH, ModelState, SealReason, TaskState
+from app.db.states import OPEN_BATCH, BatchState, ModelState, SealReason, TaskState
 from app.db.tables import Batch, Model, Task
 from app.dispatcher import spans
 from app.services import Services
 from lethe.policy import Policy
 
 log = logging.get_logger("dispatcher")
+_WAITING_RETRY = (Batch.state == BatchState.FAILED, Batch.retry_requested)
 DEADLINE_MARGIN = timedelta(days=7)  # a batch is sealed this long before its earliest deadline
 
 
@@ -43,6 +44,23 @@ def seal_due_batches(services: Services, now: datetime) -> None:
     for model_id in due:
         with services.database.writing() as session:
             _seal(services, session, model_id, now)
+
+
+def start_waiting_retries(services: Services, now: datetime) -> None:
+    """Start the batches again whose retry had to wait for another batch of their model, one per model."""
+    with services.database.reading() as session:
+        models = set(session.scalars(select(Batch.model_id).where(*_WAITING_RETRY)))
+    for model_id in models:
+        with services.database.writing() as session:
+            model = session.get_one(Model, model_id, with_for_update={"key_share": True})
+            batch = session.scalar(
+                select(Batch).where(Batch.model_id == model_id, *_WAITING_RETRY).order_by(Batch.id).limit(1)
+            )
+            ready = model.state == ModelState.READY
+            if batch is None or not ready or transitions.has_open_batch(session, model_id):
+                continue
+            transitions.start_again(session, batch, dict(model.manifest["policy"]), now)
+            log.info("started a batch again", batch=str(batch.id))
 
 
 def _seal(services: Services, session: Session, model_id: UUID, now: datetime) -> None:

@@ -20,6 +20,7 @@ from app.gateway import errors
 from lethe.certificate.validation import validation_message
 
 log = logging.get_logger("gateway")
+_database_outage, _storage_outage = logging.OutageLog(log, "database"), logging.OutageLog(log, "storage")
 _BY_STATUS: dict[int, type[errors.ServiceError]] = {
     404: errors.NotFound,
     405: errors.MethodNotAllowed,
@@ -86,13 +87,13 @@ async def _http_error(request: Request, error: Exception) -> Problem:
 
 
 async def _database_error(request: Request, error: Exception) -> Problem:
-    log.error("database unavailable", kind=type(error).__name__)
+    _database_outage.failed(error)
     detail = "The database cannot be reached. Try again in a few seconds."
     return respond(request, errors.Unavailable(detail, headers={"Retry-After": "5"}))
 
 
 async def _storage_error(request: Request, error: Exception) -> Problem:
-    log.error("storage unavailable", kind=type(error).__name__)
+    _storage_outage.failed(error)
     detail = "The file storage cannot be reached. Try again in a few seconds."
     return respond(request, errors.Unavailable(detail, headers={"Retry-After": "5"}))
 

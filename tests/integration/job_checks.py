@@ -25,6 +25,8 @@ class JobChecks(RuleBasedStateMachine):
         self.before = self.world.snapshot()
         self.last_heartbeat: dict[UUID, float] = {}
         self.failures: Counter[UUID] = Counter()
+        self.errors: Counter[UUID] = Counter()
+        self.waiting_retries: set[UUID] = set()
         self.tokens: set[UUID] = set()
         self.cancelled_waiting: set[UUID] = set()
 
@@ -76,8 +78,11 @@ class JobChecks(RuleBasedStateMachine):
                 if step[0] == JobState.WAITING:
                     self.cancelled_waiting.add(job_id)
             case (JobState.DONE | JobState.FAILED, JobState.WAITING):
-                assert self.cause == "retry"
-                self.failures[job_id] = 0
+                assert self.cause == "retry" or (
+                    self.cause == "dispatcher" and job_id in self.waiting_retries
+                )
+                self.waiting_retries.discard(job_id)
+                self.failures[job_id] = self.errors[job_id] = 0
                 self.cancelled_waiting.discard(job_id)
             case (JobState.RUNNING, JobState.WAITING | JobState.FAILED):
                 assert old is not None
@@ -90,9 +95,12 @@ class JobChecks(RuleBasedStateMachine):
         if self.cause == "dispatcher":
             silent = self.world.clock.steady - self.last_heartbeat[job_id]
             assert silent >= self.settings.dead_after, "an attempt with a recent heartbeat was given up"
+        elif self.cause == "worker":
+            self.errors[job_id] += 1
         else:
-            assert self.cause == "worker"
-        exhausted = self.failures[job_id] >= self.settings.max_attempts and batch != BatchState.PURGING
+            assert self.cause == "death"
+        exhausted = self.errors[job_id] >= self.settings.max_attempts and batch != BatchState.PURGING
+        exhausted = exhausted and self.cause == "worker"  # a fault never ends an erasure
         assert (state == JobState.FAILED) == exhausted
 
     def check_tasks(self, now: Snapshot) -> None:

@@ -61,10 +61,13 @@ class JobMachine(JobChecks):
         self.cause = "retry"
         batch_id, (_, state) = self.some_batch(n)
         try:
-            self.world.retry(batch_id)
+            job_id = self.world.retry(batch_id)
         except Conflict:
-            assert state != BatchState.HELD
+            assert state not in (BatchState.HELD, BatchState.FAILED)
             assert self.world.snapshot() == self.before
+        else:
+            if self.world.snapshot() == self.before:  # another batch of the model is open
+                self.waiting_retries.add(job_id)
 
     def some_batch(self, n: int) -> tuple[UUID, tuple[UUID, BatchState]]:
         return sorted(self.before.batches.items())[n % len(self.before.batches)]
@@ -159,7 +162,7 @@ class JobMachine(JobChecks):
     @precondition(lambda self: self.attempts)
     @rule(n=some)
     def attempt_is_killed_and_its_worker_reports_it(self, n: int) -> None:
-        self.cause = "worker"
+        self.cause = "death"
         self.world.report_end(self.attempts.pop(n % len(self.attempts)))
 
     @precondition(lambda self: self.attempts)

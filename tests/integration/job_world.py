@@ -167,9 +167,10 @@ class World:
         with self.services.database.writing() as session:
             service.cancel(session, self.tenant, batch_id)
 
-    def retry(self, batch_id: UUID) -> None:
+    def retry(self, batch_id: UUID) -> UUID:
+        """Ask for a retry of a batch, and return the id of its job."""
         with self.services.database.writing() as session:
-            service.retry(session, self.tenant, batch_id)
+            return service.retry(session, self.tenant, batch_id).job_id
 
     # The worker
 
@@ -221,17 +222,18 @@ class World:
             transitions.hold_batch(session, batch, HeldReason.BUDGET, "no room", self.clock.wall)
             transitions.finish_job(session, attempt.job_id, attempt.token, self.clock.wall)
 
-    def fail(self, attempt: Attempt) -> None:
+    def fail(self, attempt: Attempt, cause: FailureCause = FailureCause.UNEXPECTED) -> None:
         with self.services.database.writing() as session:
             transitions.fence(session, attempt.job_id, attempt.token, self.clock.wall)
             transitions.attempt_failed(
                 session,
                 session.get_one(Job, attempt.job_id),
-                cause=FailureCause.UNEXPECTED,
+                cause=cause,
                 error="no luck",
                 now=self.clock.wall,
                 max_attempts=self.services.settings.max_attempts,
                 backoff=self.services.settings.retry_backoff_seconds,
+                max_deaths=self.services.settings.max_deaths,
             )
 
     def report_end(self, attempt: Attempt) -> None:
@@ -259,6 +261,7 @@ class World:
         )
 
     def waiting_models(self) -> set[UUID]:
-        """Return the models with tasks that are not in a batch yet."""
+        """Return the models with tasks that are not in a batch yet, or with a batch whose retry waits."""
         with self.services.database.reading() as session:
-            return set(session.scalars(select(Task.model_id).where(Task.batch_id.is_(None))))
+            retried = session.scalars(select(Batch.model_id).where(Batch.retry_requested)).all()
+            return {*session.scalars(select(Task.model_id).where(Task.batch_id.is_(None))), *retried}

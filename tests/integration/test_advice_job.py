@@ -272,7 +272,7 @@ def test_the_last_failed_attempt_clears_the_progress(uploading: Api, services: S
         assert job.token is not None
         assert transitions.claim(session, job.id, job.token, now())
         transitions.attempt_failed(
-            session, job, cause=FailureCause.SILENT, error="gone", now=now(), max_attempts=1, backoff=0.0
+            session, job, cause=FailureCause.UNEXPECTED, error="gone", now=now(), max_attempts=1, backoff=0.0
         )
         assert job.state == JobState.FAILED
         assert session.get_one(Model, job.model_id).progress is None

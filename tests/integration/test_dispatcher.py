@@ -267,7 +267,7 @@ def test_a_round_with_nothing_to_do_writes_little(world: World) -> None:
     world.dispatchers[0].announce_lost_messages()
     world.dispatchers[0].send_outbox()
     asked = [words for words in statements if not words.startswith("BEGIN")]
-    assert len(asked) == 5
+    assert len(asked) == 6
     assert all(words.startswith("SELECT") for words in asked)
     assert "BEGIN IMMEDIATE" not in statements
 

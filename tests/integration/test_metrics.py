@@ -131,7 +131,7 @@ def test_workers_dispatcher_and_jobs(gateway: TestClient, admin: dict[str, str],
         0,
     ]
     assert quiet("lethe_part_up", part="database") == quiet("lethe_part_up", part="redis") == 1
-    assert quiet("lethe_queue_messages") == 0
+    assert quiet("lethe_queue_messages") == quiet("lethe_jobs_delayed_seconds") == 0
     create_model(gateway, admin)
     with services.database.writing() as session:
         session.add(WorkerSeen(name="w", seen_at=now()))
@@ -142,11 +142,13 @@ def test_workers_dispatcher_and_jobs(gateway: TestClient, admin: dict[str, str],
                 heartbeat_at=now() - timedelta(seconds=77),
                 error="not even one row fits into memory",
                 failure_cause=FailureCause.OUT_OF_MEMORY,
+                faulty_since=now() - timedelta(seconds=3333),
             )
         )
     busy = Scrape(gateway)
     assert busy("lethe_workers") == busy("lethe_dispatcher_active") == 1
     assert 77 <= (busy("lethe_attempt_silence_seconds") or 0) < 100
+    assert 3333 <= (busy("lethe_jobs_delayed_seconds") or 0) < 3400
     assert busy("lethe_jobs", kind="register", state="running") == 1
     assert busy("lethe_jobs_failing", kind="register", state="running", reason="out_of_memory") == 1
 

@@ -33,9 +33,11 @@ def record_draw(context: JobContext, draw: Draw) -> None:
         "swap": _plain(asdict(draw.changes), set()),
     }
     with context.writing() as session:
+        batch = context.batch_in(session)
+        transitions.draw_recorded(session, batch)
         session.merge(
             DrawRecord(
-                batch_id=context.batch_in(session).id,
+                batch_id=batch.id,
                 draft=document,
                 payload=draw.draft.payload,
                 evidence=draw.draft.evidence,

@@ -30,6 +30,8 @@ from worker.engine.sketch import CurvatureSketch
 from worker.engine.trust_region import Outcome, Step
 from worker.fitting import distributed_objective, fit, local_objective, published_weights, solver_settings
 
+HALVED_ATTEMPTS = 16
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -160,7 +162,7 @@ def approach(context: JobContext, candidate: Candidate) -> Candidate:
         candidate.w,
         target=manifest.policy.target_distance,
         # Each attempt is an event of its own, and the first that succeeds is released. Together they spend p.
-        failure_probability=manifest.failure_probability / 2 ** context.attempts_started(),
+        failure_probability=manifest.failure_probability * share_of_attempt(context.attempts_started()),
         settings=solver_settings(manifest),
         known=candidate.evaluation,
         budget_products=manifest.policy.curvature_products,
@@ -171,6 +173,24 @@ def approach(context: JobContext, candidate: Candidate) -> Candidate:
     if stopped or rounds.kantorovich.verdict is Verdict.CANCELLED:
         raise TokenLost
     return _moved(candidate, rounds)
+
+
+def share_of_attempt(number: int) -> float:
+    """Return the share of the batch's failure probability that its attempt with this number may use.
+
+    The shares of all attempts add up to 1. The first ones halve. There is no limit on attempts that faults of
+    the infrastructure end, so later shares fall only with the square of the number: after days of faults
+    there is still something left to certify with.
+
+    >>> [share_of_attempt(number) for number in (1, 2, 3)]
+    [0.5, 0.25, 0.125]
+    >>> share_of_attempt(1000) > 1e-12
+    True
+    """
+    if number <= HALVED_ATTEMPTS:
+        return 2.0**-number
+    later = number - HALVED_ATTEMPTS
+    return 2.0**-HALVED_ATTEMPTS / (later * (later + 1))
 
 
 def network_of(manifest: Manifest, objective: NetworkObjective) -> Network:

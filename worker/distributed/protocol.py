@@ -23,13 +23,13 @@ from worker.devices import is_out_of_memory
 from worker.distributed import rendezvous
 from worker.distributed.rendezvous import Rendezvous
 from worker.engine.validation import EngineInputError
-from worker.errors import OutOfMemory, RankFailed, RankLost
+from worker.errors import OutOfMemory, RankFailed, RankLost, RankUnavailable, cause_of
 
 T = TypeVar("T")
 _HEAD_BYTES = 512
 _SHORT = 4096  # a sum of up to this many numbers reaches every rank, a longer one rank 0 alone
 IDLE = timedelta(days=7)  # rank 0 may be busy for long between orders; its end closes the connection
-_SUCCESS, _REFUSED, _NO_MEMORY, _FAILED = range(4)
+_SUCCESS, _REFUSED, _NO_MEMORY, _FAILED, _UNAVAILABLE = range(5)
 
 
 @dataclass(frozen=True)
@@ -196,6 +196,10 @@ class GroupConnection:
             raise _SharedFailure(OutOfMemory("another rank ran out of memory"))
         if int(worst) == _REFUSED:
             raise _SharedFailure(EngineInputError("another rank rejected its rows"))
+        if int(worst) == _UNAVAILABLE:
+            raise _SharedFailure(
+                RankUnavailable("another rank or its storage has a fault; its log says which")
+            )
         raise _SharedFailure(RankFailed("another rank failed; its log says why"))
 
     def close(self) -> None:
@@ -244,7 +248,9 @@ def _bytes(content: bytes) -> Tensor:
 def _code(problem: Exception) -> int:
     if is_out_of_memory(problem):
         return _NO_MEMORY
-    return _REFUSED if isinstance(problem, EngineInputError) else _FAILED
+    if isinstance(problem, EngineInputError):
+        return _REFUSED
+    return _UNAVAILABLE if cause_of(problem).is_fault else _FAILED
 
 
 def raise_if_out_of_memory(problem: Exception) -> None:

@@ -8,7 +8,7 @@ from typing import IO
 import fsspec
 
 from app.core.clock import new_id
-from app.core.storage import DRAFT
+from app.core.storage import DRAFT, StorageUnavailable
 
 
 class Folder:
@@ -39,8 +39,16 @@ class Folder:
             raise
 
     def open(self, path: str) -> IO[bytes]:
-        """Open a file for reading and seeking. Raise `FileNotFoundError` if there is none."""
-        file: IO[bytes] = self._files.open(self._full(path), "rb")
+        """Open a file for reading and seeking. Raise `FileNotFoundError` if there is none.
+
+        If the root folder itself is missing, this says nothing about the file: a volume may not be mounted.
+        """
+        try:
+            file: IO[bytes] = self._files.open(self._full(path), "rb")
+        except FileNotFoundError:
+            if not self._files.exists(self._root):
+                raise StorageUnavailable("the folder of the storage is missing; check its mount") from None
+            raise
         return file
 
     def exists(self, path: str) -> bool:

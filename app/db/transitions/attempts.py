@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, delete, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from app.core.clock import new_id
@@ -21,10 +21,14 @@ from app.db.states import (
 )
 from app.db.tables import Batch, DrawRecord, Job, Model, OutboxMessage, Task
 from app.db.transitions.batches import add_event, hold_batch, refuse_append
-from app.db.transitions.jobs import announce
+from app.db.transitions.jobs import announce, forget_faults
 from app.db.transitions.models import reject_model
 
 LONGEST_BACKOFF = timedelta(minutes=5)
+MAX_DEATHS = 10
+PATIENCE = timedelta(days=3)  # how long faults may keep a job waiting that is not an erasure
+DELAY_TOLD_AFTER = timedelta(minutes=10)
+DELAY_TOLD_EVERY = timedelta(days=1)
 BATCH_JOBS = (JobKind.UNLEARN, JobKind.APPEND)
 CANCELLED = "cancelled by its owner"
 
@@ -69,18 +73,69 @@ def attempt_failed(
     now: datetime,
     max_attempts: int,
     backoff: float,
+    max_deaths: int = MAX_DEATHS,
 ) -> None:
-    """running → waiting, to be retried after a backoff, or failed once `max_attempts` are used up.
+    """running → waiting, to be retried after a backoff, or failed if it is not to be retried.
+
+    A job has `max_attempts` errors of its own. An erasure is retried after any number of faults of the
+    infrastructure, and its history says so if they last. Other jobs end after `max_deaths` processes that
+    died in a row, or `PATIENCE`: an append that never ends would keep the erasures of its model waiting.
 
     A batch that is purging never fails: its version is published, so the purge is retried until it succeeds.
     A batch whose noise is drawn is held instead of failed, because a draw that exists must be accounted for.
     """
-    job.token, job.error, job.failure_cause = None, error[:1000], FailureCause(cause)
+    cause = FailureCause(cause)
+    job.token, job.error, job.failure_cause = None, error[:1000], cause
     session.execute(delete(OutboxMessage).where(OutboxMessage.job_id == job.id))
-    if job.attempt < max_attempts or _is_published(session, job):
-        job.state, job.run_after = JobState.WAITING, now + backoff_after(job.attempt, backoff)
+    _count_failure(job, cause, now)
+    if _is_published(session, job) or _may_be_retried(job, cause, now, max_attempts, max_deaths):
+        wait = backoff_after(job.faults if cause.is_fault else job.errors, backoff)
+        job.state, job.run_after = JobState.WAITING, now + wait
         _follow(session, job, BatchState.SEALED, now)
+        _tell_of_delay(session, job, now, max_deaths)
         return
+    _end_failed_job(session, job, now)
+
+
+def _count_failure(job: Job, cause: FailureCause, now: datetime) -> None:
+    if cause.is_fault:
+        job.faults, job.faulty_since = job.faults + 1, job.faulty_since or now
+    else:
+        job.errors += 1
+        forget_faults(job)
+    job.deaths = job.deaths + 1 if cause.is_death else 0
+
+
+def _may_be_retried(job: Job, cause: FailureCause, now: datetime, max_attempts: int, max_deaths: int) -> bool:
+    if not cause.is_fault:
+        return job.errors < max_attempts
+    if job.kind == JobKind.UNLEARN:
+        return True
+    assert job.faulty_since is not None
+    return job.deaths < max_deaths and now - job.faulty_since < PATIENCE
+
+
+def _tell_of_delay(session: Session, job: Job, now: datetime, max_deaths: int) -> None:
+    """Add an event if faults have delayed the job's batch for a while, once a day as long as they last."""
+    batch = session.scalar(select(Batch).where(Batch.job_id == job.id))
+    if batch is None or job.faulty_since is None:
+        return
+    lasting = job.deaths >= max_deaths or now - job.faulty_since >= DELAY_TOLD_AFTER
+    if not lasting or (job.delay_told_at is not None and now - job.delay_told_at < DELAY_TOLD_EVERY):
+        return
+    job.delay_told_at = now
+    due = session.scalar(select(func.min(Task.due_at)).where(Task.batch_id == batch.id))
+    details = {
+        "cause": job.failure_cause,
+        "since": job.faulty_since.isoformat(),
+        "attempts": job.faults,
+        "overdue": due is not None and due < now,
+    }
+    add_event(session, batch.id, EventKind.DELAYED, details, now)
+
+
+def _end_failed_job(session: Session, job: Job, now: datetime) -> None:
+    """running → failed, for the job. Its batch, model or report ends with it."""
     job.state, job.finished_at = JobState.FAILED, now
     if _has_draw_record(session, job):
         _hold_unpublished(session, job, now)

@@ -25,7 +25,7 @@ from app.db.states import (
     TaskState,
 )
 from app.db.tables import Batch, BatchEvent, DrawRecord, Job, Model, Task, TaskSubject
-from app.db.transitions.jobs import create_job
+from app.db.transitions.jobs import create_job, forget_faults
 from lethe.policy import Policy
 
 
@@ -149,7 +149,13 @@ def batch_step(session: Session, batch: Batch, step: BatchStep, now: datetime) -
 def batch_purging(session: Session, batch: Batch, now: datetime) -> None:
     """running → purging: the new version is published, and the erased data is deleted next."""
     batch.state = BatchState.PURGING
+    forget_faults(session.get_one(Job, batch.job_id))
     batch_step(session, batch, BatchStep.PURGE, now)
+
+
+def draw_recorded(session: Session, batch: Batch) -> None:
+    """Note that the attempt has recorded its draw, with which every later attempt continues."""
+    forget_faults(session.get_one(Job, batch.job_id))
 
 
 def hold_batch(session: Session, batch: Batch, reason: HeldReason, detail: str, now: datetime) -> None:
@@ -185,9 +191,22 @@ def retry(
     decided: Mapping[str, str] | None = None,
 ) -> None:
     """held or failed → sealed: run the batch again from the start, under the given policy."""
+    start_again(session, batch, policy, now)
+    add_event(session, batch.id, EventKind.RETRY, dict(decided or {}), now)
+
+
+def request_retry(
+    session: Session, batch: Batch, now: datetime, decided: Mapping[str, str] | None = None
+) -> None:
+    """failed, to be retried by the dispatcher as soon as the model has no other open batch."""
+    batch.retry_requested = True
+    add_event(session, batch.id, EventKind.RETRY, dict(decided or {}), now)
+
+
+def start_again(session: Session, batch: Batch, policy: dict[str, Any], now: datetime) -> None:
+    """held or failed → sealed, from the start and under the given policy."""
     batch.policy, batch.rows_examined = policy, False
     _reopen(session, batch, now)
-    add_event(session, batch.id, EventKind.RETRY, dict(decided or {}), now)
 
 
 def discarded(session: Session, batch: Batch, now: datetime) -> None:
@@ -202,8 +221,10 @@ def _reopen(session: Session, batch: Batch, now: datetime) -> None:
     """held or failed → sealed, with a fresh set of attempts."""
     job = session.get_one(Job, batch.job_id, with_for_update=True)
     job.state, job.attempt, job.token, job.run_after = JobState.WAITING, 0, None, now
-    job.error, job.failure_cause, job.finished_at = None, None, None
+    job.error, job.failure_cause, job.finished_at, job.errors = None, None, None, 0
+    forget_faults(job)
     batch.state, batch.held_reason, batch.error, batch.cancelled = BatchState.SEALED, None, None, False
+    batch.retry_requested = False
     session.execute(update(Task).where(Task.batch_id == batch.id).values(state=TaskState.BATCHED))
     session.flush()
 

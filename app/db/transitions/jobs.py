@@ -61,6 +61,13 @@ def finish_job(session: Session, job_id: UUID, token: UUID, now: datetime) -> No
     job = session.get_one(Job, job_id)
     job.state, job.finished_at, job.token = JobState.DONE, now, None
     job.error = job.failure_cause = None
+    forget_faults(job)
+
+
+def forget_faults(job: Job) -> None:
+    """Start counting faults of the infrastructure from zero: the job has reached something lasting."""
+    job.faults = job.deaths = 0
+    job.faulty_since = job.delay_told_at = None
 
 
 def change_jobs(database: Database, jobs: Select[Job], change: Callable[[Session, Job], None]) -> None:

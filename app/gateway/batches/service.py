@@ -75,7 +75,10 @@ def decide(
 def retry(
     session: Session, tenant_id: UUID, batch_id: UUID, decided: Mapping[str, str] | None = None
 ) -> Batch:
-    """Start a batch on hold or a failed batch again, under the model's current policy."""
+    """Start a batch on hold or a failed batch again, under the model's current policy.
+
+    If another batch of the model is in progress, the dispatcher starts it when that one has ended.
+    """
     batch = _locked_batch(session, tenant_id, batch_id)
     if batch.sealed_because == SealReason.APPEND:
         raise Conflict("An append cannot be retried. Start a new append: its parts are still staged.")
@@ -85,10 +88,13 @@ def retry(
         )
     if _locked_draw(session, batch) is not None:
         raise Conflict("This batch has a draw that waits for a decision. Approve or discard it first.")
+    if batch.retry_requested:
+        return batch
     if batch.state == BatchState.FAILED and transitions.has_open_batch(session, batch.model_id):
-        raise Conflict("Another batch of the model is in progress. Retry this one after it has ended.")
-    model = session.get_one(Model, batch.model_id)
-    transitions.retry(session, batch, dict(model.manifest["policy"]), now(), decided)
+        transitions.request_retry(session, batch, now(), decided)
+    else:
+        model = session.get_one(Model, batch.model_id)
+        transitions.retry(session, batch, dict(model.manifest["policy"]), now(), decided)
     _record(session, tenant_id, Action.BATCH_RETRIED, batch, decided)
     return batch
 
@@ -168,6 +174,8 @@ def waiting_for(batch: Batch, job: Job) -> str | None:
     """Return what the batch is waiting for, in words. None if it is not waiting."""
     if batch.state == BatchState.HELD:
         return f"a decision: {batch.held_reason}"
+    if batch.retry_requested:
+        return "its retry, which starts when the model's other batch has ended"
     if job.state == JobState.QUEUED:
         return "a worker"
     if job.state == JobState.WAITING:

@@ -97,6 +97,7 @@ EVENT: Mapping[str, str] = {
     EventKind.STATE: "State",
     EventKind.STEP: "Step started",
     EventKind.ALERT: "Class drift above the policy's limit",
+    EventKind.DELAYED: "Delayed by a fault of the infrastructure; it is retried by itself",
     EventKind.HELD: "Put on hold",
     EventKind.APPROVE: "Someone approved the version on hold",
     EventKind.DISCARD: "Someone discarded the version on hold",

@@ -57,6 +57,10 @@ class Metric(Enum):
         "lethe_jobs_oldest_due_seconds",
         "How long the oldest job has been waiting for a worker.",
     )
+    JOBS_DELAYED_SECONDS = (
+        "lethe_jobs_delayed_seconds",
+        "How long faults of the infrastructure have kept the most delayed job from running.",
+    )
     QUEUE_MESSAGES = ("lethe_queue_messages", "Messages in the queue that no worker has taken.")
     OUTBOX_MESSAGES = ("lethe_outbox_messages", "Messages that the dispatcher has yet to send.")
     ATTEMPT_SILENCE_SECONDS = (

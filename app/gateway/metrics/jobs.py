@@ -21,6 +21,8 @@ def collect_jobs(session: Session, moment: datetime, *, dead_after: timedelta) -
     yield _count_failures(session)
     due = select(func.min(Job.run_after)).where(Job.state.in_((JobState.WAITING, JobState.QUEUED)))
     yield gauge(Metric.JOBS_OLDEST_DUE_SECONDS, seconds_since(session.scalar(due), moment))
+    faulty = select(func.min(Job.faulty_since)).where(Job.state.in_(UNFINISHED))
+    yield gauge(Metric.JOBS_DELAYED_SECONDS, seconds_since(session.scalar(faulty), moment))
     unsent = session.scalar(select(func.count()).select_from(OutboxMessage)) or 0
     yield gauge(Metric.OUTBOX_MESSAGES, unsent)
     heartbeat = session.scalar(select(func.min(Job.heartbeat_at)).where(Job.state == JobState.RUNNING))

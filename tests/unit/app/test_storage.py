@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.storage import Storage, StorageError, checked
+from app.core.storage import Storage, StorageError, StorageUnavailable, checked
 from tests import s3_server
 
 PATHS = ("a/x", "a/y/z", "a.chunks/1", "ab")
@@ -119,6 +119,16 @@ def test_a_missing_file_is_named(storage: Storage, path: str) -> None:
     storage.write("b/below", [b"1"])
     with pytest.raises((StorageError, IsADirectoryError), match=path):
         storage.open(path)
+
+
+def test_a_folder_that_is_gone_says_nothing_about_its_files(tmp_path: Path) -> None:
+    storage = Storage(f"file://{tmp_path}/volume")
+    with pytest.raises(StorageUnavailable, match="mount"):
+        storage.open("models/1/weights")
+    storage.write("another", [b"x"])
+    with pytest.raises(StorageError, match="no file") as missing:
+        storage.open("models/1/weights")
+    assert not isinstance(missing.value, StorageUnavailable)
 
 
 def test_it_can_be_sought_in(storage: Storage) -> None:
