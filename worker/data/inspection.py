@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from app.core.storage import Storage
+from lethe.identifiers import RULE
 from worker.data import datasets
 from worker.data.datasets import FEATURES, LABEL, SUBJECT
-from worker.data.identifiers import normalised
+from worker.data.identifiers import normalised, unusable
 
 # Features whose means and variances are this close to 0 and 1 were probably standardised on this data.
 STANDARDISED_MEAN, STANDARDISED_VARIANCE = 0.05, 0.1
@@ -133,7 +134,8 @@ class Inspection:
     def _inspect(self, batch: pa.RecordBatch, tally: "_Tally") -> None:
         if SUBJECT in batch.schema.names:
             column = batch.column(SUBJECT).cast(pa.string())
-            tally.note("subject_id is missing", column.is_null())
+            tally.note(f"{SUBJECT} is missing", column.is_null())
+            tally.note(f"{SUBJECT} {RULE}", unusable(column).fill_null(False))
             self.subjects.add(column.drop_null())
             self._count_people(column, batch.column(LABEL))
         self._inspect_labels(batch.column(LABEL), tally)
