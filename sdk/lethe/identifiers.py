@@ -5,6 +5,8 @@ erased. The patterns are in the syntax that Python, Rust (pydantic), RE2 (Arrow)
 """
 
 MAX_CHARACTERS = 256
+MAX_BYTES = 4 * MAX_CHARACTERS
+"""The most bytes that an identifier can have in UTF-8."""
 _ALLOWED = r"[^\x00-\x1f\x7f]"
 NO_CONTROLS = f"^{_ALLOWED}+$"
 PATTERN = f"^{_ALLOWED}{{1,{MAX_CHARACTERS}}}$"

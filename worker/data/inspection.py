@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from app.core.storage import Storage
-from lethe.identifiers import RULE
+from lethe.identifiers import MAX_BYTES, RULE
 from worker.data import datasets
 from worker.data.datasets import FEATURES, LABEL, SUBJECT
 from worker.data.identifiers import normalised, unusable
@@ -108,11 +108,15 @@ class Inspection:
         with_subjects = datasets.has_subjects(storage, path)
         columns = [LABEL, FEATURES, *([SUBJECT] if with_subjects else [])]
         tally = _Tally()
-        for batch in datasets.batches(storage, path, columns):
-            self._inspect(batch, tally)
-            tally.rows += batch.num_rows
+        problems = []
+        try:
+            for batch in datasets.batches(storage, path, columns, longest_subject=MAX_BYTES):
+                self._inspect(batch, tally)
+                tally.rows += batch.num_rows
+        except datasets.DatasetError as problem:  # the remaining rows are not read
+            problems = [str(problem)]
         self.rows[path] = tally.rows
-        self.problems += [f"{name}: {problem}" for problem in tally.describe()]
+        self.problems += [f"{name}: {problem}" for problem in [*tally.describe(), *problems]]
 
     def describable(self) -> bool:
         """Return whether every class has enough distinct people that its size may be shown."""
