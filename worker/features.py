@@ -26,6 +26,7 @@ from app.db import paths
 from app.db.states import PartRole
 from app.db.tables import DatasetPart, Upload
 from lethe.certificate.representation import Representation, VectorInput
+from lethe.identifiers import MAX_BYTES
 from worker.context import CannotContinue, JobContext, RepresentationFile, RepresentationFiles
 from worker.data import datasets
 from worker.data.datasets import FEATURES, LABEL, RAW_COLUMN, SUBJECT
@@ -176,7 +177,7 @@ class FeatureBuilder:
     def _write(self, part: DatasetPart, target: Path, progress: "_Progress") -> None:
         column, width, row = RAW_COLUMN[self.declaration.input.kind], self.context.manifest.width, 0
         with self.context.services.storage.open(part.path) as file:
-            source = pq.ParquetFile(file, pre_buffer=False)
+            source = datasets.open_part(file)
             raw = datasets.plain_schema(source.schema_arrow, (column,)).field(column).type
             known = datasets.plain_schema(source.schema_arrow, (SUBJECT, LABEL))
             schema = known.append(pa.field(FEATURES, pa.list_(pa.float32(), width)))
@@ -197,7 +198,8 @@ class FeatureBuilder:
         run = self._batch_rows
         room = datasets.BATCH_BYTES // datasets.row_bytes(self.context.manifest.width)
         rows = max(run, room // run * run)
-        for batch in datasets.undamaged(datasets.file_batches(source, columns)):
+        batches = datasets.file_batches(source, columns, longest_subject=MAX_BYTES)
+        for batch in datasets.undamaged(batches):
             for start in range(0, batch.num_rows, rows):
                 yield batch.slice(start, rows)
 

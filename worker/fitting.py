@@ -66,17 +66,16 @@ def read_anchor(context: JobContext) -> Tensor | None:
     if file is None:
         return None
     family = family_of(context.manifest)
-    tensors = weights.read(context.services.storage, file.path, sha256=file.sha256)
-    weights.check_shapes(tensors, family.anchor_shapes(context.manifest))
+    expected = family.anchor_shapes(context.manifest)
+    tensors = weights.read(context.services.storage, file.path, expected, sha256=file.sha256)
     return family.flat_anchor(context.manifest, tensors)
 
 
 def published_tensors(context: JobContext) -> dict[str, Tensor]:
     """Read the weights of the current version, by tensor name."""
     version = context.current_version()
-    tensors = weights.read(context.services.storage, version.path, sha256=version.sha256)
-    weights.check_shapes(tensors, family_of(context.manifest).shapes(context.manifest))
-    return tensors
+    expected = family_of(context.manifest).shapes(context.manifest)
+    return weights.read(context.services.storage, version.path, expected, sha256=version.sha256)
 
 
 def published_weights(context: JobContext, objective: FamilyObjective) -> Tensor:

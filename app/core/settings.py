@@ -71,6 +71,12 @@ class Settings(BaseSettings):
         description="How many bytes a model's rows may take when unpacked. A small Parquet file can unpack "
         "to a very large one.",
     )
+    max_parameters: int = Field(
+        200_000_000,
+        ge=1,
+        description="How many parameters a model may have, with those of its anchor that are not trained. A "
+        "fit holds several copies of them in memory, with 8 bytes each.",
+    )
     import_roots: str = Field(
         "",
         description="The URI prefixes that data may be imported from, separated by spaces. Empty: imports "

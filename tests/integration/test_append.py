@@ -176,12 +176,15 @@ def test_an_append_is_a_release_that_is_noised_certified_and_counted(
 
 
 def test_an_append_that_cannot_be_used_fails_and_holds_up_nothing(ready: Api, services: Services) -> None:
-    ready.put("dataset/part1", parquet(["x"], np.array([7]), np.ones((1, 6))))
+    ready.put("dataset/part1", parquet(["x\n"], np.array([7]), np.ones((1, 6))))
     batch_id = ready.call("POST", "/toy/append", 202)["batch_id"]
     work(services)
     batch = ready.batch(batch_id)
     assert batch["state"] == "failed"
-    assert batch["error"] == "dataset part1: row 0: the label is not in 0 … 2"
+    assert batch["error"] == (
+        "dataset part1: row 0: subject_id must have 1 to 256 characters, none of them a control character; "
+        "dataset part1: row 0: the label is not in 0 … 2"
+    )
     assert [entry["state"] for entry in ready.call("GET", "/toy/dataset")] == ["held", "held", "staged"]
     ready.call("DELETE", "/toy/dataset/part1", 204)
     ready.call("POST", "/toy/append", 409)

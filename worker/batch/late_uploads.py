@@ -5,34 +5,36 @@ parts are therefore searched once more during the purge, while the identifiers a
 """
 
 from collections.abc import Collection
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from app.db.states import SubjectOutcome
 from app.db.tables import DatasetPart, Model, TaskSubject
-from worker.batch.resolve import PartRewriter, SubjectEntries, is_untrained, load_subjects
+from worker.batch.resolve import PartRewriter, is_untrained
+from worker.batch.subjects import load_identifiers, subject_pages
 from worker.context import JobContext
 from worker.data.scratch import working_folder
 
 
 def remove_late_rows(context: JobContext) -> frozenset[str]:
     """Remove the batch's people from every holdout and staged part, and return the paths without them."""
-    subjects = load_subjects(context)[0]
     parts = [part for part in context.all_parts() if is_untrained(part)]
+    subjects = load_identifiers(context) if parts else set()
     if not subjects:
         return frozenset(part.path for part in parts)
     holders: set[str] = set()
     with working_folder(context.services.settings, context.token) as scratch:
         rewriter = PartRewriter(context, scratch)
         for part in parts:
-            holders |= rewriter.remove_untrained(part, subjects.keys())
+            holders |= rewriter.remove_untrained(part, subjects)
     changes = rewriter.changes()
     if changes.rewritten or changes.emptied:
+        _withdraw_no_data_claims(context, holders)
         with context.writing() as session:
             changes.apply_to(session, locked_model(context, session))
-            _withdraw_no_data_claims(session, subjects, holders)
     replaced = {*changes.emptied, *(part.replaces for part in changes.rewritten)}
     clean = {part.path for part in parts if part.id not in replaced}
     return frozenset(clean | {part.stored.path for part in changes.rewritten})
@@ -54,11 +56,19 @@ def locked_model(context: JobContext, session: Session) -> Model:
     return session.get_one(Model, context.model.id, with_for_update=True)
 
 
-def _withdraw_no_data_claims(session: Session, subjects: SubjectEntries, holders: set[str]) -> None:
-    """Withdraw "no data held" for people whose rows were found, even if it was signed before they arrived."""
-    for subject in holders:
-        for task_id, ordinal, _ in subjects[subject]:
-            row = session.get_one(TaskSubject, (task_id, ordinal))
-            if row.outcome == SubjectOutcome.NOT_IN_TRAINING_SET:
-                row.outcome = SubjectOutcome.ERASED_OUTSIDE_TRAINING
-                row.salt = row.commitment = row.no_data = row.log_index = None
+def _withdraw_no_data_claims(context: JobContext, holders: set[str]) -> None:
+    """Withdraw "no data held" for people whose rows were found, even if it was signed before they arrived.
+
+    This comes before their rows are removed: an attempt that ends in between finds them again.
+    """
+    withdrawn: dict[str, Any] = dict.fromkeys(("salt", "commitment", "no_data", "log_index"))
+    withdrawn["outcome"] = SubjectOutcome.ERASED_OUTSIDE_TRAINING
+    with subject_pages(context, TaskSubject.outcome == SubjectOutcome.NOT_IN_TRAINING_SET) as pages:
+        for page in pages:
+            found = [entry for entry in page if entry.identifier in holders]
+            if found:
+                with context.writing() as session:
+                    session.execute(
+                        update(TaskSubject),
+                        [entry.key() | withdrawn for entry in found],
+                    )

@@ -15,7 +15,7 @@ from app.db import transitions
 from app.db.states import PartRole, ReportKind
 from app.db.tables import DatasetPart, Report, Version
 from lethe.certificate.predicate import SMALLEST_DESCRIBED_SET
-from worker.batch.resolve import load_subjects
+from worker.batch.subjects import load_identifiers
 from worker.context import CannotContinue, JobContext
 from worker.data import datasets
 from worker.data.families import FamilyObjective, family_of
@@ -122,7 +122,7 @@ def _erased_rows(job: ReportJob) -> Holdout:
     replaced = [part.rows_path for part in parts]
     storage, manifest = context.services.storage, context.manifest
     people: set[str] = set()
-    identifiers = load_subjects(context)[0].keys()
+    identifiers = load_identifiers(context)
     for path in replaced:
         people |= datasets.holders(storage, path, identifiers)
     if len(people) < SMALLEST_DESCRIBED_SET:  # everyone has a row, so there are at least as many rows

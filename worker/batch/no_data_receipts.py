@@ -5,19 +5,17 @@ of their own: they lead to the certificate's.
 """
 
 from collections.abc import Sequence
-from uuid import UUID
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import update
 
 from app.core.clock import now
 from app.db import log_store
 from app.db.states import SubjectOutcome
-from app.db.tables import Task, TaskSubject
+from app.db.tables import TaskSubject
 from lethe.certificate.envelope import Envelope
 from lethe.certificate.keys import Signer
 from lethe.certificate.receipt import issue_no_data_held
-from worker.batch.resolve import SubjectEntry, load_subjects
+from worker.batch.subjects import SubjectEntry, subject_pages
 from worker.context import JobContext
 from worker.signing import load_signer
 
@@ -29,65 +27,39 @@ def sign_no_data_receipts(context: JobContext) -> None:
 
     A later attempt continues where an earlier one ended.
     """
-    unsigned = _unsigned_entries(context)
-    if not unsigned:
-        return
-    signer = load_signer(context.services.settings)
-    entries = [
-        (entry, subject)
-        for subject, entries in load_subjects(context)[0].items()
-        for entry in entries
-        if (entry.task_id, entry.ordinal) in unsigned
-    ]
-    for start in range(0, len(entries), PER_TRANSACTION):
-        with context.writing() as session:
-            _sign_some(context, session, entries[start : start + PER_TRANSACTION], signer)
+    signer: Signer | None = None
+    unsigned = (TaskSubject.outcome == SubjectOutcome.NOT_IN_TRAINING_SET, TaskSubject.no_data.is_(None))
+    with subject_pages(context, *unsigned, size=PER_TRANSACTION) as pages:
+        for page in pages:
+            signer = signer or load_signer(context.services.settings)
+            _log_statements(context, [(entry, _statement(context, entry, signer)) for entry in page], signer)
 
 
-def _unsigned_entries(context: JobContext) -> set[tuple[UUID, int]]:
-    """Return the keys of the batch's entries without rows that have no statement yet."""
-    assert context.batch is not None
-    with context.services.database.reading() as session:
-        rows = session.execute(
-            select(TaskSubject.task_id, TaskSubject.ordinal)
-            .join(Task, Task.id == TaskSubject.task_id)
-            .where(
-                Task.batch_id == context.batch.id,
-                TaskSubject.outcome == SubjectOutcome.NOT_IN_TRAINING_SET,
-                TaskSubject.no_data.is_(None),
-            )
-        )
-        return {(task_id, ordinal) for task_id, ordinal in rows}
-
-
-def _sign_some(
-    context: JobContext, session: Session, entries: Sequence[tuple[SubjectEntry, str]], signer: Signer
+def _log_statements(
+    context: JobContext, signed: Sequence[tuple[SubjectEntry, Envelope]], signer: Signer
 ) -> None:
-    """Sign statements and append them to the log in one transaction, with one signature of the head."""
-    vault, signed = context.services.vault, list[tuple[TaskSubject, Envelope]]()
-    for (task_id, ordinal, erasure_id), subject in entries:
-        row = session.get_one(TaskSubject, (task_id, ordinal))
-        if row.outcome == SubjectOutcome.NOT_IN_TRAINING_SET and row.no_data is None:
-            signed.append((row, _statement(context, row, erasure_id, subject, signer)))
-    if not signed:
-        return
+    """Append statements to the log and store them in one transaction, with one signature of the head."""
+    vault, settings = context.services.vault, context.services.settings
+    rows = [
+        entry.key() | {"no_data": vault.seal_statement(envelope.raw, **entry.key())}
+        for entry, envelope in signed
+    ]
     digests = [envelope.digest for _, envelope in signed]
-    first = log_store.append_statements(session, digests, signer, context.services.settings.log_origin)
-    for index, (row, envelope) in enumerate(signed, first):
-        row.no_data = vault.seal_statement(envelope.raw, task_id=row.task_id, ordinal=row.ordinal)
-        row.log_index = index
+    with context.writing() as session:
+        first = log_store.append_statements(session, digests, signer, settings.log_origin)
+        for index, row in enumerate(rows, first):
+            row["log_index"] = index
+        session.execute(update(TaskSubject), rows)
 
 
-def _statement(
-    context: JobContext, row: TaskSubject, erasure_id: UUID, subject: str, signer: Signer
-) -> Envelope:
-    assert row.salt is not None
+def _statement(context: JobContext, entry: SubjectEntry, signer: Signer) -> Envelope:
+    assert entry.salt is not None
     return issue_no_data_held(
-        request_id=str(erasure_id),
-        subject_id=subject,
+        request_id=str(entry.erasure_id),
+        subject_id=entry.identifier,
         model=context.model.name,
         model_id=str(context.model.id),
         issued_at=now(),
         signer=signer,
-        salt=context.services.vault.open_salt(row.salt, task_id=row.task_id, ordinal=row.ordinal),
+        salt=context.services.vault.open_salt(entry.salt, **entry.key()),
     )

@@ -9,11 +9,11 @@ from app.core.clock import now
 from app.db import paths, transitions
 from app.db.paths import ATTEMPTS
 from app.db.states import JobState, ReportKind, VersionState
-from app.db.tables import DatasetPart, Job, Model, Report, Task, TaskSubject, Version
+from app.db.tables import DatasetPart, Job, Model, Report, TaskSubject, Version
 from worker.batch.late_uploads import has_unsearched_part, locked_model, remove_late_rows
 from worker.batch.membership import run_membership_test
 from worker.batch.no_data_receipts import sign_no_data_receipts
-from worker.batch.resolve import load_subjects
+from worker.batch.subjects import SubjectEntry, subject_pages
 from worker.batch.suppression import suppress
 from worker.context import JobContext
 from worker.imports import sweep_uploads
@@ -111,22 +111,28 @@ def _delete_reports(context: JobContext, session: Session) -> None:
 
 
 def forget_identifiers(context: JobContext, searched: frozenset[str]) -> bool:
-    """Delete the identifiers of the batch, and return whether that was done.
+    """Delete the identifiers of the batch page by page, and return whether all are deleted.
 
     Only keyed hashes remain, and only if the policy keeps a suppression list. Returns False, with the
-    identifiers still there, if a part has arrived that was not searched yet.
+    remaining identifiers still there, if a part has arrived that was not searched yet.
     """
-    assert context.batch is not None
-    subjects = list(load_subjects(context)[0])
+    with subject_pages(context) as pages:
+        return all(_forget_page(context, page, searched) for page in pages)
+
+
+def _forget_page(context: JobContext, page: list[SubjectEntry], searched: frozenset[str]) -> bool:
+    """Delete some identifiers, unless a part has arrived in which these people were not searched for."""
     with context.writing() as session:
         model = locked_model(context, session)
-        if subjects and has_unsearched_part(session, model.id, searched):
+        if has_unsearched_part(session, model.id, searched):
             return False
-        if subjects and context.manifest.policy.suppression_list:
-            suppress(context, session, subjects)
-        tasks = select(Task.id).where(Task.batch_id == context.batch.id)
-        rows = update(TaskSubject).where(TaskSubject.task_id.in_(tasks))
-        session.execute(rows.values(identifier=None, person=None))
+        if context.manifest.policy.suppression_list:
+            suppress(context, session, [entry.identifier for entry in page])
+        forgotten = {"identifier": None, "person": None}
+        session.execute(
+            update(TaskSubject),
+            [entry.key() | forgotten for entry in page],
+        )
     return True
 
 

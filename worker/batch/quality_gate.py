@@ -37,7 +37,8 @@ def score_draw(context: JobContext, draw: Draw, scratch: Path) -> Utility | None
     if rows is None:
         return None
     stored = draw.draft.stored
-    tensors = weights.read(context.services.storage, stored.path, sha256=stored.sha256)
+    expected = family_of(context.manifest).shapes(context.manifest)
+    tensors = weights.read(context.services.storage, stored.path, expected, sha256=stored.sha256)
     released = objective.flatten(tensors)
     before = _score(context, rows, published_weights(context, objective))
     after = _score(context, rows, released)

@@ -16,7 +16,7 @@ from app.db.states import FileKind
 from app.db.tables import Version
 from lethe.certificate import assurance, predicate
 from lethe.certificate.chain import date_after
-from lethe.certificate.commitment import commit_retained, deletion_root
+from lethe.certificate.commitment import build_deletion_tree, commit_retained
 from lethe.certificate.evidence import (
     ClassDrift,
     EvidenceRecord,
@@ -223,9 +223,9 @@ def _deletion_set(resolution: Resolution) -> predicate.DeletionSet:
     return predicate.DeletionSet(
         requests=resolution.requests,
         people=resolution.people,
-        commitments=len(set(resolution.commitments)),
+        commitments=len(set(resolution.leaves)),
         records=resolution.records if describable else None,
-        root=deletion_root(resolution.commitments),
+        root=build_deletion_tree(resolution.leaves)[0].root().hex(),
     )
 
 

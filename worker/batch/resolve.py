@@ -6,24 +6,22 @@ nothing behind but its own folder.
 
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.core import logging
 from app.core.clock import new_id, now
 from app.core.storage import Storage, StorageError, Stored
-from app.core.vault import row_of
 from app.db import transitions
-from app.db.states import EventKind, PartRole, SubjectOutcome
-from app.db.tables import DatasetPart, Model, Task, TaskSubject
-from lethe.certificate.commitment import SubjectCommitment, commit_subject, normalise_identifier
+from app.db.states import EventKind, PartRole
+from app.db.tables import DatasetPart, Model
 from lethe.certificate.predicate import SMALLEST_DESCRIBED_SET
+from worker.batch.outcomes import Findings, record_outcomes
+from worker.batch.subjects import count_requests, load_identifiers
 from worker.batch.suppression import suppressed_subjects
 from worker.context import CannotContinue, JobContext
 from worker.data import datasets
@@ -114,7 +112,8 @@ class Resolution:
     digests: tuple[str, ...]
     changes: PartChanges
     drift: ClassDrift
-    commitments: tuple[SubjectCommitment, ...]
+    leaves: tuple[bytes, ...] = field(default=(), repr=False)
+    """The Merkle leaves of the deletion set, one for each pair of request and person."""
     rows: datasets.MemoryMapped | None = field(default=None, repr=False, compare=False)
     """The rows of `kept`, if they were decoded already."""
 
@@ -220,35 +219,35 @@ def is_untrained(part: DatasetPart) -> bool:
 
 def resolve(context: JobContext, scratch: Path) -> Resolution:
     """Find the rows of the batch's people, and rewrite every part that holds some without them."""
-    subjects, requests = load_subjects(context)
+    subjects = load_identifiers(context)
     rewriter = PartRewriter(context, scratch)
     parts = context.all_parts()
     trained = [part for part in parts if not is_untrained(part)]
     elsewhere: set[str] = set()
     for part in parts:
         if is_untrained(part):
-            elsewhere |= rewriter.remove_untrained(part, subjects.keys())
+            elsewhere |= rewriter.remove_untrained(part, subjects)
     storage = context.services.storage
     with datasets.checking_bytes(storage, [(part.rows_path, part.rows_sha256) for part in trained]):
-        searches = [_search(context, part, subjects.keys()) for part in trained]
+        searches = [_search(context, part, subjects) for part in trained]
         kept, rows = _rewrite_trained(context, rewriter, searches)
     trained_on = {holder for search in searches for holder in search.holders}
     erased = _total(search.erased for search in searches)
     remaining = [part.rows_path for part in context.all_parts() if part.id not in rewriter.emptied]
     erased_people = trained_on | elsewhere
-    near = _find_near_matches(context, remaining, subjects.keys() - erased_people, erased_people)
+    near = _find_near_matches(context, remaining, subjects - erased_people, erased_people)
+    resolution = Resolution(
+        requests=count_requests(context),
+        people=len(trained_on),
+        records=erased.total(),
+        kept=tuple(path for path, _ in kept),
+        digests=tuple(digest for _, digest in kept),
+        changes=rewriter.changes(),
+        drift=measure_class_drift(_total(search.original for search in searches), erased),
+        leaves=record_outcomes(context, Findings(trained_on, elsewhere, near)),
+        rows=rows,
+    )
     with context.writing() as session:
-        resolution = Resolution(
-            requests=requests,
-            people=len(trained_on),
-            records=erased.total(),
-            kept=tuple(path for path, _ in kept),
-            digests=tuple(digest for _, digest in kept),
-            changes=rewriter.changes(),
-            drift=measure_class_drift(_total(search.original for search in searches), erased),
-            commitments=_record_outcomes(context, session, subjects, trained_on, elsewhere, near),
-            rows=rows,
-        )
         _record_class_drift(context, session, resolution)
     return resolution
 
@@ -330,116 +329,24 @@ def _rewrite_one(
     return part.rows_path, part.rows_sha256
 
 
-class SubjectEntry(NamedTuple):
-    """Where a request names a person: the key of the `TaskSubject` row, and the erasure it belongs to."""
-
-    task_id: UUID
-    ordinal: int
-    erasure_id: UUID
-
-
-SubjectEntries = dict[str, list[SubjectEntry]]
-"""Each person's identifier, with the entries that name it."""
-
-
-def load_subjects(context: JobContext) -> tuple[SubjectEntries, int]:
-    """Decrypt the identifiers of the batch. Return them with their entries, and the number of requests.
-
-    Two Unicode forms of one identifier are one person.
-    """
-    assert context.batch is not None
-    with context.services.database.reading() as session:
-        rows = session.execute(
-            select(TaskSubject, Task.erasure_id)
-            .join(Task, Task.id == TaskSubject.task_id)
-            .where(Task.batch_id == context.batch.id)
-            .order_by(TaskSubject.task_id, TaskSubject.ordinal)
-        ).all()
-    subjects: SubjectEntries = {}
-    for row, erasure_id in rows:
-        if row.identifier is not None:
-            sent = context.services.vault.decrypt(row.identifier, row=row_of(erasure_id, row.ordinal))
-            identifier = normalise_identifier(sent)  # an earlier version stored it as it was sent
-            subjects.setdefault(identifier, []).append(SubjectEntry(row.task_id, row.ordinal, erasure_id))
-    return subjects, len({row.task_id for row, _ in rows})
-
-
 def _has_classes(context: JobContext) -> bool:
     return family_of(context.manifest).classes(context.manifest) is not None
 
 
-NearMatches = dict[str, set[str]]
-"""For an identifier that was not found: similar identifiers of other people."""
-
-
 def _find_near_matches(
     context: JobContext, parts: Collection[str], missing: Collection[str], erased: Collection[str]
-) -> NearMatches:
+) -> dict[str, set[str]]:
     """Find people who stay in the data and whose identifiers resemble one that was not found."""
     folds: dict[str, list[str]] = {}
     for identifier in missing:
         folds.setdefault(folded(identifier), []).append(identifier)
-    near: NearMatches = {}
+    near: dict[str, set[str]] = {}
     for path in parts if folds else ():
         matches = datasets.near_matches(context.services.storage, path, folds.keys())
         for fold, others in matches.items():
             for identifier in folds[fold]:
                 near.setdefault(identifier, set()).update(others.difference(erased))
     return near
-
-
-def _record_outcomes(
-    context: JobContext,
-    session: Session,
-    subjects: SubjectEntries,
-    trained_on: set[str],
-    elsewhere: set[str],
-    near: NearMatches,
-) -> tuple[SubjectCommitment, ...]:
-    """Record outcome, salt and commitment of every entry, replacing those of an earlier attempt."""
-    assert context.batch is not None
-    commitments: list[SubjectCommitment] = []
-    vault = context.services.vault
-    _record_near_matches(session, subjects, near)
-    tasks = select(Task.id).where(Task.batch_id == context.batch.id)
-    rows = {
-        (row.task_id, row.ordinal): row
-        for row in session.scalars(select(TaskSubject).where(TaskSubject.task_id.in_(tasks)))
-    }
-    for identifier, entries in subjects.items():
-        outcome = _outcome(identifier, trained_on, elsewhere)
-        for task_id, ordinal, erasure_id in entries:
-            entry = commit_subject(request_id=str(erasure_id), subject_id=identifier)
-            row = rows[task_id, ordinal]
-            row.outcome, row.identifier_rule = outcome, entry.identifier_rule
-            row.salt = vault.seal_salt(entry.salt, task_id=task_id, ordinal=ordinal)
-            row.commitment = bytes.fromhex(entry.commitment)
-            row.leaf = entry.leaf() if outcome == SubjectOutcome.ERASED else None
-            if outcome == SubjectOutcome.ERASED:
-                commitments.append(entry)
-            elif outcome == SubjectOutcome.ERASED_OUTSIDE_TRAINING:
-                row.salt = row.commitment = None  # there will be no receipt
-    return tuple(commitments)
-
-
-def _record_near_matches(
-    session: Session, subjects: Mapping[str, list[SubjectEntry]], near: NearMatches
-) -> None:
-    """Record for each task how many other people its requester may have meant. No identifier is kept."""
-    others: dict[UUID, set[str]] = {}
-    for identifier, entries in subjects.items():
-        for task_id, _, _ in entries:
-            others.setdefault(task_id, set()).update(near.get(identifier, ()))
-    for task_id, people in others.items():
-        session.get_one(Task, task_id).near_matches = len(people)
-
-
-def _outcome(identifier: str, trained_on: set[str], elsewhere: set[str]) -> SubjectOutcome:
-    if identifier in trained_on:
-        return SubjectOutcome.ERASED
-    if identifier in elsewhere:
-        return SubjectOutcome.ERASED_OUTSIDE_TRAINING
-    return SubjectOutcome.NOT_IN_TRAINING_SET
 
 
 def _record_class_drift(context: JobContext, session: Session, resolution: Resolution) -> None:
@@ -503,7 +410,6 @@ def resolve_append(context: JobContext, scratch: Path) -> Resolution:
             tuple(rewriter.rewritten), tuple(rewriter.emptied), appends=True, joined=tuple(joined)
         ),
         drift=measure_class_drift(classes, {}),
-        commitments=(),
     )
 
 

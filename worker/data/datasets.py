@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from app.core.storage import CHUNK, Storage, StorageError, Stored
+from lethe.identifiers import RULE
 from worker.data import identifiers
 
 SUBJECT, LABEL, FEATURES = "subject_id", "label", "features"
@@ -141,23 +143,69 @@ def row_count(storage: Storage, path: str) -> int:
         return int(pq.ParquetFile(file).metadata.num_rows)
 
 
-def batches(storage: Storage, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield these columns of the part, in batches of limited size."""
+def open_part(file: IO[bytes]) -> pq.ParquetFile:
+    """Open a part to read its rows with `file_batches`.
+
+    Identifiers are read as a dictionary: a small file can repeat one very long identifier in every row.
+    """
+    plain = pq.ParquetFile(file)
+    schema = plain.schema_arrow
+    if SUBJECT not in schema.names or not is_string(schema.field(SUBJECT).type):
+        return plain
+    return pq.ParquetFile(file, metadata=plain.metadata, read_dictionary=[SUBJECT])
+
+
+def batches(
+    storage: Storage, path: str, columns: Sequence[str], *, longest_subject: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield these columns of the part, in batches of limited size (see `file_batches`)."""
     with storage.open(path) as file:
-        yield from file_batches(pq.ParquetFile(file), columns)
+        yield from file_batches(open_part(file), columns, longest_subject=longest_subject)
 
 
 def file_batches(
-    source: pq.ParquetFile, columns: Sequence[str], groups: list[int] | None = None
+    source: pq.ParquetFile,
+    columns: Sequence[str],
+    groups: list[int] | None = None,
+    *,
+    longest_subject: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield these columns of an open file, in batches of limited size, from some row groups or from all."""
+    """Yield these columns of a part, in batches of limited size, from some row groups or from all.
+
+    Raises `DatasetError` before it decodes an identifier of more than `longest_subject` bytes.
+    """
     wide = _values_per_row(source) if FEATURES in columns else 1
     rows = max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes(wide)))
     if IMAGE in columns or TEXT in columns:
         pieces = source.iter_batches(RAW_PIECE_ROWS, row_groups=groups, columns=list(columns))
-        yield from _joined_pieces(pieces)
+        yield from _joined_pieces(_with_plain_subjects(pieces, longest_subject))
         return
-    yield from source.iter_batches(rows, row_groups=groups, columns=list(columns))
+    read = source.iter_batches(rows, row_groups=groups, columns=list(columns))
+    yield from _with_plain_subjects(read, longest_subject)
+
+
+def _with_plain_subjects(
+    rows: Iterator[pa.RecordBatch], longest_subject: int | None
+) -> Iterator[pa.RecordBatch]:
+    """Decode identifiers from their dictionary, in slices of about `BATCH_BYTES` bytes at most."""
+    first = 0
+    for batch in rows:
+        place = batch.schema.get_field_index(SUBJECT)
+        if place < 0 or not pa.types.is_dictionary(batch.schema.field(place).type):
+            yield batch
+            continue
+        column = batch.column(place)
+        lengths = pc.binary_length(column.dictionary)
+        longest = pc.max(lengths).as_py() or 0
+        if longest_subject is not None and longest > longest_subject:
+            row = pc.index(pc.greater(lengths.take(column.indices), longest_subject), True).as_py()
+            if row >= 0:  # the dictionary may list values that no row of this batch has
+                raise DatasetError(f"row {first + row}: {SUBJECT} {RULE}")
+        first += batch.num_rows
+        step = max(1, BATCH_BYTES // max(longest, 1))
+        for start in range(0, max(batch.num_rows, 1), step):
+            piece = batch.slice(start, step)
+            yield piece.set_column(place, SUBJECT, piece.column(place).cast(pa.string()))
 
 
 def _joined_pieces(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -310,7 +358,7 @@ def rewrite_without(
     local = scratch / "rewritten.parquet"
     try:
         with storage.open(path) as file:
-            source = pq.ParquetFile(file)
+            source = open_part(file)
             plain = plain_schema(source.schema_arrow)
             with (
                 open_writer(local, plain) as writer,
@@ -492,7 +540,7 @@ def _batches_at(
         count = row_count(storage, path)
         if first < span.stop and first + count > span.start:
             with storage.open(path) as file:
-                source = pq.ParquetFile(file)
+                source = open_part(file)
                 groups, at = _groups_at(source, range(span.start - first, span.stop - first))
                 for batch in file_batches(source, columns, groups):
                     low, high = max(span.start - first - at, 0), min(span.stop - first - at, len(batch))

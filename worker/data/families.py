@@ -126,6 +126,17 @@ def family_of(manifest: Manifest) -> Family:
     return loaded
 
 
+def size_problem(manifest: Manifest, family: Family, limit: int) -> str | None:
+    """Say that the model has too many parameters, by arithmetic alone: nothing of that size is allocated."""
+    parameters = sum(prod(shape) for shape in family.anchor_shapes(manifest).values())
+    if parameters <= limit:
+        return None
+    return (
+        f"the model would have {parameters:,} parameters, but max_parameters allows {limit:,}; describe a "
+        "smaller model, or ask the operator to raise the setting"
+    )
+
+
 def _shapes(manifest: Manifest) -> Shapes:
     outputs = manifest.classes or 1
     expected: Shapes = {"weight": (outputs, manifest.width)}

@@ -6,6 +6,8 @@ from collections.abc import Collection
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lethe.identifiers import PATTERN
+
 
 def normalised(column: pa.Array) -> pa.Array:
     """Return identifiers in Unicode normal form C, the form in which they are compared.
@@ -16,6 +18,11 @@ def normalised(column: pa.Array) -> pa.Array:
     if pc.all(pc.string_is_ascii(column), min_count=0).as_py():
         return column
     return pc.utf8_normalize(column, form="NFC")
+
+
+def unusable(column: pa.Array) -> pa.Array:
+    """Return for every identifier whether no erasure request could name it. A missing one gives null."""
+    return pc.invert(pc.match_substring_regex(column, PATTERN))
 
 
 def lookup_set(subjects: Collection[str]) -> pa.Array:

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from app.core.storage import Storage
+from lethe.identifiers import MAX_BYTES, RULE
 from worker.data import datasets
 from worker.data.datasets import FEATURES, LABEL, SUBJECT
-from worker.data.identifiers import normalised
+from worker.data.identifiers import normalised, unusable
 
 # Features whose means and variances are this close to 0 and 1 were probably standardised on this data.
 STANDARDISED_MEAN, STANDARDISED_VARIANCE = 0.05, 0.1
@@ -107,11 +108,15 @@ class Inspection:
         with_subjects = datasets.has_subjects(storage, path)
         columns = [LABEL, FEATURES, *([SUBJECT] if with_subjects else [])]
         tally = _Tally()
-        for batch in datasets.batches(storage, path, columns):
-            self._inspect(batch, tally)
-            tally.rows += batch.num_rows
+        problems = []
+        try:
+            for batch in datasets.batches(storage, path, columns, longest_subject=MAX_BYTES):
+                self._inspect(batch, tally)
+                tally.rows += batch.num_rows
+        except datasets.DatasetError as problem:  # the remaining rows are not read
+            problems = [str(problem)]
         self.rows[path] = tally.rows
-        self.problems += [f"{name}: {problem}" for problem in tally.describe()]
+        self.problems += [f"{name}: {problem}" for problem in [*tally.describe(), *problems]]
 
     def describable(self) -> bool:
         """Return whether every class has enough distinct people that its size may be shown."""
@@ -133,7 +138,8 @@ class Inspection:
     def _inspect(self, batch: pa.RecordBatch, tally: "_Tally") -> None:
         if SUBJECT in batch.schema.names:
             column = batch.column(SUBJECT).cast(pa.string())
-            tally.note("subject_id is missing", column.is_null())
+            tally.note(f"{SUBJECT} is missing", column.is_null())
+            tally.note(f"{SUBJECT} {RULE}", unusable(column).fill_null(False))
             self.subjects.add(column.drop_null())
             self._count_people(column, batch.column(LABEL))
         self._inspect_labels(batch.column(LABEL), tally)

@@ -21,7 +21,7 @@ from app.db.tables import DatasetPart, Model, ModelFile, Report
 from app.services import Services
 from worker.context import CannotContinue, JobContext
 from worker.data import datasets
-from worker.data.families import FamilyError, family_of
+from worker.data.families import FamilyError, family_of, size_problem
 from worker.data.inspection import Expected, Inspection
 from worker.data.scratch import working_folder
 from worker.data.weights import WeightsError
@@ -111,9 +111,12 @@ def _inspect_holdout(context: JobContext) -> Inspection:
     """Inspect every holdout row, as registration would. Raise with every problem."""
     manifest, services = context.manifest, context.services
     try:
-        classes = family_of(manifest).classes(manifest)
+        family = family_of(manifest)
     except FamilyError as problem:
         raise CannotContinue(str(problem)) from None
+    if oversized := size_problem(manifest, family, services.settings.max_parameters):
+        raise CannotContinue(oversized)
+    classes = family.classes(manifest)
     most = services.settings.max_dataset_bytes
     inspection = Inspection(Expected(manifest.width, classes, needs_subject=False, most_bytes=most))
     for part in context.parts(PartRole.HOLDOUT):

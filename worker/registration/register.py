@@ -22,7 +22,7 @@ from lethe.certificate.weights_file import nonce_metadata
 from worker.context import JobContext
 from worker.data import datasets
 from worker.data import weights as weights_files
-from worker.data.families import Family, FamilyError, FamilyObjective, family_of, trained_layers
+from worker.data.families import Family, FamilyError, FamilyObjective, family_of, size_problem, trained_layers
 from worker.data.inspection import Expected, Inspection
 from worker.data.scratch import working_folder
 from worker.data.weights import WeightsError
@@ -120,6 +120,8 @@ def _validate(context: JobContext, scratch: Path) -> AcceptedModel:
         family = family_of(manifest)
     except FamilyError as problem:
         raise Rejected(str(problem)) from None
+    if oversized := size_problem(manifest, family, context.services.settings.max_parameters):
+        raise Rejected(oversized)
     trained, held_out, represented = _check_files(context, family, scratch)
     objective = _open_objective(context, scratch)
     w, origin, near = _version_zero(context, family, objective)
@@ -215,13 +217,12 @@ def _file_problems(context: JobContext, family: Family) -> list[str]:
     for kind in WEIGHT_FILES:
         file = context.file(kind)
         if file is not None:
+            shapes = family.anchor_shapes if kind == FileKind.ANCHOR else family.shapes
+            expected = shapes(context.manifest)
             try:
-                tensors = weights_files.read(context.services.storage, file.path, sha256=file.sha256)
-                expected = family.anchor_shapes if kind == FileKind.ANCHOR else family.shapes
-                reasons = weights_files.shape_problems(tensors, expected(context.manifest))
+                weights_files.read(context.services.storage, file.path, expected, sha256=file.sha256)
             except WeightsError as problem:
-                reasons = [str(problem)]
-            problems += [f"{kind}: {reason}" for reason in reasons]
+                problems += [f"{kind}: {reason}" for reason in problem.reasons]
     declared, uploaded = context.manifest.origins.anchor != "zero", context.file(FileKind.ANCHOR) is not None
     if uploaded and not declared:
         problems.append(
@@ -288,7 +289,7 @@ def _version_zero(
     policy, file = context.manifest.policy, context.file(FileKind.WEIGHTS)
     problems = []
     if file is not None:
-        tensors = weights_files.read(context.services.storage, file.path)
+        tensors = weights_files.read(context.services.storage, file.path, family.shapes(context.manifest))
         w, origin = family.flat(context.manifest, tensors), "uploaded"
     else:
         solution = fit(

@@ -35,6 +35,7 @@ from app.gateway.erasures.schemas import ErasureDetails, ErasureView, SubjectId
 from app.gateway.errors import InvalidRequest, ServiceError
 from app.services import Services
 from lethe.certificate.validation import validation_message
+from lethe.identifiers import RULE
 
 log = logging.get_logger("gateway")
 router = APIRouter(prefix="/erasures", route_class=PageRoute, include_in_schema=False)
@@ -176,10 +177,7 @@ def _read_subjects(draft: Draft, form: MultipartForm) -> Iterator[str]:
         try:
             yield _SUBJECT.validate_python(line)  # spaces are part of an identifier
         except ValidationError:
-            raise InvalidRequest(
-                f"Line {line_number} is not an identifier. It must have 1 to 256 characters, none of them a "
-                "control character."
-            ) from None
+            raise InvalidRequest(f"Line {line_number} is not an identifier. It {RULE}.") from None
     content = form.file()
     if form.file_name:
         yield from bulk.read_subjects("text/csv", content)

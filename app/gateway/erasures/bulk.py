@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from app.gateway.erasures.schemas import SubjectId
 from app.gateway.errors import InvalidRequest, UnsupportedMedia
+from lethe.identifiers import RULE
 
 MAX_SUBJECTS = 1_000_000
 MAX_LINE_BYTES = 4096
@@ -51,10 +52,7 @@ def read_subjects(content_type: str, chunks: Iterable[bytes]) -> Iterator[str]:
         try:
             yield _SUBJECT.validate_python(value)
         except ValidationError:
-            raise InvalidRequest(
-                f"Line {line}: {COLUMN} is not an identifier. It must have 1 to 256 characters, none of "
-                "them a control character."
-            ) from None
+            raise InvalidRequest(f"Line {line}: {COLUMN} is not an identifier. It {RULE}.") from None
     if not number:
         raise InvalidRequest("The body contains no subject. Send at least one line with an identifier.")
 

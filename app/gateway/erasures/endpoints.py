@@ -18,7 +18,6 @@ from app.gateway.erasures.group_commit import GroupCommit
 from app.gateway.erasures.receipts import CURSOR, Acknowledgement, ReceiptPage
 from app.gateway.erasures.recording import Answer, record_group
 from app.gateway.erasures.schemas import (
-    NO_CONTROLS,
     ErasureDetails,
     ErasureProgress,
     ErasureRequest,
@@ -31,6 +30,7 @@ from app.gateway.models.schemas import NAME
 from app.gateway.pagination import Cursor, Limit, Page, fetch_page
 from app.gateway.uploads import Uploads
 from app.services import Services
+from lethe.identifiers import NO_CONTROLS
 
 log = logging.get_logger("gateway")
 router = APIRouter(prefix="/v1/erasures", tags=["erasures"])

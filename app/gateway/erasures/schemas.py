@@ -9,9 +9,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from app.db.states import SubjectOutcome, TaskState
 from app.gateway.batches.schemas import BatchView
 from app.gateway.models.schemas import NAME
+from lethe.identifiers import MAX_CHARACTERS, NO_CONTROLS
 
-NO_CONTROLS = r"^[^\x00-\x1f\x7f]+$"
-SubjectId = Annotated[str, Field(min_length=1, max_length=256, pattern=NO_CONTROLS)]
+SubjectId = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS, pattern=NO_CONTROLS)]
 Short = Annotated[str, Field(min_length=1, max_length=200, pattern=NO_CONTROLS)]
 
 EXAMPLE: dict[str, Any] = {

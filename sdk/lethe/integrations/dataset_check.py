@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lethe.certificate.errors import UnusableInput
+from lethe.identifiers import PATTERN, RULE
 from lethe.manifest import NETWORK_FAMILIES, Manifest
 
 SUBJECT, LABEL, FEATURES, IMAGE, TEXT = "subject_id", "label", "features", "image", "text"
@@ -152,7 +153,9 @@ def _check_batch(batch: Any, expected: ExpectedRows, result: CheckedFile) -> Non
         result.note(kind, [result.rows + place for place in places])
 
     if SUBJECT in batch.schema.names:
-        note(f"column {SUBJECT}: the value is missing", batch.column(SUBJECT).is_null())
+        subjects = batch.column(SUBJECT)
+        note(f"column {SUBJECT}: the value is missing", subjects.is_null())
+        note(f"column {SUBJECT}: the value {RULE}", pc.invert(pc.match_substring_regex(subjects, PATTERN)))
     labels = batch.column(LABEL)
     note(f"column {LABEL}: the value is missing", labels.is_null())
     if pa.types.is_floating(labels.type):

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from lethe.identifiers import PATTERN, RULE
 from lethe.integrations.errors import BadTable, require_libraries
 from lethe.integrations.table_sources import Source, flatten_dictionary, open_source, to_array
 
@@ -178,6 +179,8 @@ class _Plan:
             )
         texts = entries.cast(pa.string())
         self._refuse(pc.fill_null(pc.equal(texts, ""), True), name, row, "the identifier is missing")
+        unusable = pc.invert(pc.match_substring_regex(texts, PATTERN))
+        self._refuse(unusable, name, row, f"the identifier {RULE}")
         return texts
 
     def _labels(self, batch: Any, row: int) -> Any:

@@ -182,11 +182,12 @@ def test_every_problem_of_the_files_is_listed_with_row_and_column() -> None:
         label=pa.array([3, None]),
         subject_id=pa.array([None, "b"]),
     )
+    _rows("names.parquet", subject_id=pa.array(["", "canary\t"]))
     _rows("lengths.parquet", features=pa.array([[1.0, 2.0], [3.0]]))
     _rows("types.parquet", label=pa.array(["x", "y"]), features=pa.array([1, 2]), subject_id=pa.array([1, 2]))
     _rows("width.parquet", features=pa.array([[1.0], [2.0]], pa.list_(pa.float64(), 1)), label=None)
     Path("not.parquet").write_text("not Parquet")
-    files = ("rows", "lengths", "types", "width", "not")
+    files = ("rows", "names", "lengths", "types", "width", "not")
     words = [word for name in files for word in ("--data", f"{name}.parquet")]
     problems = json.loads(_run("model", "validate", "m.json", *words, "--json", code=1).stdout)["problems"]
     assert problems == [
@@ -195,6 +196,8 @@ def test_every_problem_of_the_files_is_listed_with_row_and_column() -> None:
         "rows.parquet: row 0, column label: the value is not in 0 … 2",
         "rows.parquet: row 1, column features: the value is missing",
         "rows.parquet: row 0, column features: a value is missing, NaN or infinite",
+        "names.parquet: row 0, column subject_id: the value must have 1 to 256 characters, none of them a "
+        "control character (2 rows in total)",
         "lengths.parquet: row 1, column features: the row does not have 2 values",
         "types.parquet: the column subject_id must hold strings, not int64",
         "types.parquet: the column label must hold whole numbers, not string",

@@ -181,6 +181,16 @@ PROBLEMS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {},
         "the table, row 1, column person: the identifier is missing",
     ),
+    "identifier that no request can name": (
+        WIDE | {"person": ["a", "canary\n", "b"]},
+        {},
+        "the table, row 1, column person: the identifier must have 1 to 256 characters",
+    ),
+    "long identifier": (
+        WIDE | {"person": ["a", "b", "canary" * 50]},
+        {},
+        "the table, row 2, column person: the identifier must have 1 to 256 characters",
+    ),
     "real identifiers": (
         WIDE | {"person": [1.0, 2.0, 3.0]},
         {},

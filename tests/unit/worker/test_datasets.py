@@ -9,8 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from app.core.storage import Storage, StorageError
+from app.gateway.erasures.schemas import SubjectId
 from worker.data import datasets
 from worker.data.inspection import Distinct, Expected, Inspection
 
@@ -84,6 +86,30 @@ def test_every_problem_of_the_rows_is_reported_with_its_first_row_and_no_values(
         "dataset p: row 1: the label is not in 0 … 1 (2 rows in total)",
         "dataset p: row 4: the features are missing",
         "dataset p: row 1: a feature is missing, NaN or infinite (2 rows in total)",
+    ]
+
+
+UNUSABLE = ["", "a" * 257, "two\nlines", "tab\t", "\x00", "delete\x7f"]
+USABLE = ["canary", " ", "é" * 256, "a" * 256, "\u200bcanary", "😀" * 256]
+
+
+def test_registration_accepts_exactly_the_identifiers_that_a_request_can_name(storage: Storage) -> None:
+    request = TypeAdapter[str](SubjectId)
+    for subject in UNUSABLE:
+        with pytest.raises(ValidationError):
+            request.validate_python(subject)
+    for subject in USABLE:
+        request.validate_python(subject)
+    subjects = [*USABLE, *UNUSABLE]
+    path = _write(
+        storage,
+        subject_id=subjects,
+        label=[0, 1] * (len(subjects) // 2),
+        features=_features(np.ones((len(subjects), 2))),
+    )
+    assert _inspect(storage, path).problems == [
+        "dataset p: row 6: subject_id must have 1 to 256 characters, none of them a control character "
+        "(6 rows in total)"
     ]
 
 
