@@ -51,7 +51,30 @@ class Settings(BaseSettings):
     port: int = Field(
         8420, ge=0, le=65535, description="The port that the gateway listens on. 0: any free port."
     )
-    max_body_bytes: int = Field(4 << 20, ge=1024, description="The largest JSON body of a request, in bytes.")
+    max_body_bytes: int = Field(
+        4 << 20,
+        ge=1024,
+        description="The largest JSON body of a request, in bytes. Most endpoints accept less.",
+    )
+    max_header_bytes: int = Field(
+        32 << 10, ge=1024, le=1 << 20, description="The largest header of a request, in bytes."
+    )
+    header_seconds: float = Field(
+        20.0, gt=0, le=3600, description="How long the header of a request may take to arrive."
+    )
+    body_seconds: float = Field(
+        60.0,
+        gt=0,
+        le=3600,
+        description="How long the body of a request may take to arrive, unless it is a file.",
+    )
+    max_incomplete_requests: int = Field(
+        1000,
+        ge=1,
+        le=1_000_000,
+        description="How many requests one gateway receives at the same time. Beyond that it gives up the "
+        "oldest that are not complete. Files do not count.",
+    )
     max_upload_bytes: int = Field(16 << 30, ge=1024, description="The largest uploaded file, in bytes.")
     max_representation_bytes: int = Field(
         1 << 30, ge=1024, description="The largest graph of a representation, in bytes."

@@ -6,6 +6,7 @@ from typing import TypedDict
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from app.core import logging
 from app.core.opendsr_key import OpenDsrKey, load_opendsr_key
@@ -37,6 +38,7 @@ from app.gateway.models.versions import router as versions
 from app.gateway.opendsr import router as opendsr
 from app.gateway.reports.endpoints import router as reports
 from app.gateway.server import DrainState, Server, share_interpreter
+from app.gateway.server_protocol import LimitedHttp, RequestLimits
 from app.gateway.uploads import Uploads
 from app.gateway.webhooks.endpoints import router as webhooks
 from app.services import Services
@@ -203,16 +205,24 @@ def serve(settings: Settings) -> None:
         app = create_app(settings, services, drain)
     except SettingsError as problem:
         raise refuse(str(problem)) from None
+    server = build_server(app, settings, drain)
+    server.run()
+    if not server.started:  # for example, because the port is in use
+        raise SystemExit(3)
+
+
+def build_server(app: ASGIApp, settings: Settings, drain: DrainState) -> Server:
+    """Return a server for the application that is not running yet."""
+    limits = RequestLimits.of(settings)
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
+        http=LimitedHttp.with_limits(limits),
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
-    server = Server(config, drain)
-    server.run()
-    if not server.started:  # for example, because the port is in use
-        raise SystemExit(3)
+    return Server(config, drain, limits)

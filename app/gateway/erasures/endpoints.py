@@ -27,13 +27,14 @@ from app.gateway.event_stream import (
     StreamTimeout,
     follow_changes,
 )
+from app.gateway.json_body import JsonRoute
 from app.gateway.models.schemas import NAME
 from app.gateway.pagination import Cursor, Limit, Page, fetch_page
 from app.gateway.uploads import Uploads
 from app.services import Services
 
 log = logging.get_logger("gateway")
-router = APIRouter(prefix="/v1/erasures", tags=["erasures"])
+router = APIRouter(prefix="/v1/erasures", route_class=JsonRoute, tags=["erasures"])
 INLINE_SUBJECTS = 50  # more than these are encrypted in a thread, so that other requests do not wait
 
 

@@ -20,6 +20,7 @@ from app.gateway.erasures.schemas import ErasureRequest
 from app.services import Services
 
 PATH = "/v1/erasures"
+SHORT_BODY_BYTES = 64 << 10
 _PASSED_ON = "lethe.passed_on"
 _PRINTABLE = frozenset(map(chr, range(0x20, 0x7F)))
 
@@ -61,6 +62,8 @@ class ShortWay:
         if caller is None or not _is_ordinary(request):
             return await self._pass_on(scope, receive, send)
         content = await request.body()
+        if len(content) > SHORT_BODY_BYTES:
+            return await self._pass_on(scope, _replay(content, receive), send)
         try:
             body = ErasureRequest.model_validate_json(content)
         except ValidationError:

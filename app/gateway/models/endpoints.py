@@ -16,6 +16,7 @@ from app.gateway.event_stream import (
     StreamTimeout,
     follow_changes,
 )
+from app.gateway.json_body import JsonRoute
 from app.gateway.models import repository, service
 from app.gateway.models.schemas import (
     AppendStarted,
@@ -29,7 +30,7 @@ from app.gateway.models.schemas import (
 from app.gateway.pagination import Cursor, Limit, Page, fetch_page
 from app.gateway.wake_up import WAKES_DISPATCHER
 
-router = APIRouter(prefix="/v1/models", tags=["models"])
+router = APIRouter(prefix="/v1/models", route_class=JsonRoute, tags=["models"])
 
 
 @router.post("", status_code=201)
