@@ -75,6 +75,22 @@ class Settings(BaseSettings):
         description="How many requests one gateway receives at the same time. Beyond that it gives up the "
         "oldest that are not complete. Files do not count.",
     )
+    requests_per_minute_per_key: int = Field(
+        300_000,
+        ge=0,
+        description="How many requests one API key may send to one gateway in a minute. 0: no limit.",
+    )
+    requests_per_minute_per_tenant: int = Field(
+        400_000,
+        ge=0,
+        description="How many requests all keys and people of a tenant may send to one gateway in a minute. "
+        "0: no limit.",
+    )
+    failed_sign_ins_per_minute: int = Field(
+        20,
+        ge=0,
+        description="How many sign-ins to the dashboard may fail from one address in a minute. 0: no limit.",
+    )
     max_upload_bytes: int = Field(16 << 30, ge=1024, description="The largest uploaded file, in bytes.")
     max_representation_bytes: int = Field(
         1 << 30, ge=1024, description="The largest graph of a representation, in bytes."

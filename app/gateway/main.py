@@ -36,6 +36,7 @@ from app.gateway.models.ledger import router as ledger
 from app.gateway.models.representation_endpoints import router as representations
 from app.gateway.models.versions import router as versions
 from app.gateway.opendsr import router as opendsr
+from app.gateway.rate_limits import RequestRates
 from app.gateway.reports.endpoints import router as reports
 from app.gateway.server import DrainState, Server, share_interpreter
 from app.gateway.server_protocol import LimitedHttp, RequestLimits
@@ -118,6 +119,7 @@ class State(TypedDict):
     streams: StreamLimit
     sessions: Sessions
     throttle: SignInThrottle
+    rates: RequestRates
     opendsr_key: OpenDsrKey | None
     verifier: Verifier
 
@@ -184,7 +186,8 @@ def _lifespan(
                 uploads=Uploads(services.settings),
                 streams=StreamLimit(),
                 sessions=Sessions(services, provider),
-                throttle=SignInThrottle(),
+                throttle=SignInThrottle(services.settings.failed_sign_ins_per_minute),
+                rates=RequestRates(services.settings),
                 opendsr_key=opendsr_key,
                 verifier=Verifier(services),
             )

@@ -13,6 +13,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.core.settings import Settings
@@ -146,15 +147,19 @@ class LimitedHttp(HttpToolsProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
+        return not self.cycle or self.cycle.response_complete
 
     @property
     def _is_receiving_file(self) -> bool:
-        return not self._in_header and not self.cycle.response_complete and carries_file(self.scope)
+        return (
+            not self._in_header
+            and not self.cycle.response_complete
+            and carries_file(cast("Scope", self.scope))
+        )
 
     def give_up(self) -> None:
         """Close a connection whose request did not arrive. One that sent nothing gets no answer."""
-        if self.cycle is None and not self._header_bytes:
+        if not self.cycle and not self._header_bytes:
             self.transport.close()
         else:
             self.refuse(RequestTimeout("Send the request again, without pauses."))

@@ -14,9 +14,11 @@ from app.core.settings import Settings
 from app.core.storage import Storage, Stored
 from app.db.tables import ApiKey, LogHead, Tenant, WorkerSeen
 from app.gateway import json_body
+from app.gateway.auth.scopes import Scope
 from app.gateway.main import ROUTERS, create_app
 from app.gateway.middleware import body_limit
 from app.services import Services
+from tests.integration.harness import key_for
 
 
 def test_it_is_ready_only_when_a_worker_was_seen(gateway: TestClient, services: Services) -> None:
@@ -282,3 +284,22 @@ def test_most_endpoints_accept_short_bodies_only(
     paths = {"/v1/erasures": 4 << 20, "/v1/models": 4 << 20, "/v1/models/m": 4 << 20, "/login": 64 << 10}
     for path, limit in paths.items():
         assert body_limit({"method": "POST", "path": path}, settings) == limit
+
+
+def test_a_key_that_sends_too_much_is_told_when_to_come_back(
+    settings: Settings, services: Services, admin: dict[str, str]
+) -> None:
+    """The API, the short way of erasure requests and the dashboard count together."""
+    other = key_for(services, "another tenant", Scope.ADMIN)
+    few = settings.model_copy(update={"requests_per_minute_per_key": 3})
+    with TestClient(create_app(few)) as gateway:
+        statuses = [gateway.get("/v1/models", headers=admin).status_code]
+        for _ in range(3):
+            answer = gateway.post("/v1/erasures", json={"subjects": ["a"]}, headers=admin)
+            statuses.append(answer.status_code)
+        assert statuses == [200, 202, 202, 429]
+        assert answer.json()["type"] == "urn:lethe:problem:too-many-requests"
+        assert 1 <= int(answer.headers["Retry-After"]) <= 60
+        assert answer.headers["RateLimit-Policy"] == '"key";q=3;w=60'
+        assert gateway.get("/v1/models", headers=other).status_code == 200
+        assert gateway.get("/healthz").status_code == 200

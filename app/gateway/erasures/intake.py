@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app.db import audit_log
 from app.gateway.auth.caller import Caller, CallerCache
+from app.gateway.auth.guard import count_request
 from app.gateway.auth.scopes import Scope as Permission
 from app.gateway.erasures import service
 from app.gateway.erasures.endpoints import INLINE_SUBJECTS, accepted, traced
@@ -74,6 +75,7 @@ class ShortWay:
         group_commit: GroupCommit = request.state.group_commit
         key = request.headers.get("idempotency-key")
         audit_log.set_actor(caller.actor)
+        count_request(request, caller)
         with traced(request, services) as trace:
             prepared = service.prepare(services.vault, caller.tenant_id, body, body.subjects, key, trace)
             response = accepted(await group_commit.submit(prepared))
