@@ -91,6 +91,11 @@ class Settings(BaseSettings):
         ge=0,
         description="How many sign-ins to the dashboard may fail from one address in a minute. 0: no limit.",
     )
+    max_models_per_tenant: int = Field(
+        1000,
+        ge=0,
+        description="How many models a tenant may have, not counting retired ones. 0: no limit.",
+    )
     max_upload_bytes: int = Field(16 << 30, ge=1024, description="The largest uploaded file, in bytes.")
     max_representation_bytes: int = Field(
         1 << 30, ge=1024, description="The largest graph of a representation, in bytes."

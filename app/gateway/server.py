@@ -63,7 +63,7 @@ class DrainState:
 class Server(uvicorn.Server):
     """A uvicorn server that exits with code 0 after SIGTERM and gives up requests that do not arrive.
 
-    Plain uvicorn re-raises the signal and dies of it, and waits for a request for ever.
+    Plain uvicorn re-raises the signal and dies of it, and never stops waiting for a request.
     """
 
     def __init__(self, config: uvicorn.Config, drain: DrainState, limits: RequestLimits) -> None:

@@ -69,7 +69,7 @@ class LimitedHttp(HttpToolsProtocol):
         self.incomplete_since = self.loop.time()
 
     def data_received(self, data: bytes) -> None:
-        """Parse some bytes. A header that exceeds its limit is refused before the rest is looked at."""
+        """Parse some bytes. A header that exceeds its limit is refused before the rest is parsed."""
         while data and not self.transport.is_closing():
             piece, data = self._next_piece(data)
             super().data_received(piece)

@@ -42,7 +42,7 @@ def create_model(
     Next, upload its data, and its weights if it is already trained. Then validate it.
     """
     with services.database.writing() as session:
-        model = service.create(session, caller.tenant_id, body)
+        model = service.create(session, caller.tenant_id, body, quota=services.settings.max_models_per_tenant)
         response.headers["Location"] = f"/v1/models/{model.name}"
         return service.describe_model(session, model)
 
