@@ -104,10 +104,19 @@ class Settings(BaseSettings):
         64 << 20, ge=1024, description="The largest tokenizer of a representation, in bytes."
     )
     max_uploads: int = Field(
-        16, ge=1, le=1000, description="How many files one gateway receives at the same time."
+        16,
+        ge=1,
+        le=1000,
+        description="How many files one gateway receives at the same time. One tenant can send at most three "
+        "quarters of them.",
     )
     upload_idle_seconds: float = Field(
         30.0, gt=0, le=3600, description="How long an upload may pause before the gateway drops it."
+    )
+    upload_min_bytes_per_second: float = Field(
+        1024.0,
+        ge=0,
+        description="How fast an upload must be, on average over as long as it may pause. 0: no limit.",
     )
     max_dataset_bytes: int = Field(
         64 << 30,

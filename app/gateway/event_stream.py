@@ -8,6 +8,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any
+from uuid import UUID
 
 import anyio
 from fastapi import Header, Query, Request
@@ -19,8 +20,9 @@ from starlette.types import Receive, Scope, Send
 from app.gateway.auth.caller import Caller
 from app.gateway.auth.guard import identify
 from app.gateway.errors import Unauthenticated, Unavailable
+from app.gateway.tenant_slots import TenantSlots
 
-MAX_STREAMS = 200
+MAX_STREAMS = 200  # of one gateway. Each one polls the database several times a second.
 RECHECK_SECONDS = 60.0
 POLL_SECONDS = 0.3
 KEEP_ALIVE_SECONDS = 5.0
@@ -47,37 +49,30 @@ StreamTimeout = Annotated[
 ]
 
 
-class StreamLimit:
-    """Counts the streams open on this gateway. Each one polls the database several times a second."""
-
-    def __init__(self, maximum: int = MAX_STREAMS) -> None:
-        self.open, self.maximum = 0, maximum
-
-
 class EventStream(StreamingResponse):
     """A response of server-sent events.
 
-    It counts as open until the last byte is sent or the client leaves.
+    It takes a slot of its tenant until the last byte is sent or the client leaves.
     """
 
-    def __init__(self, limit: StreamLimit, lines: AsyncIterator[str]) -> None:
+    def __init__(self, slots: TenantSlots, tenant: UUID, lines: AsyncIterator[str]) -> None:
         # Some proxies collect a response before they pass it on, unless this header forbids it.
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(lines, media_type="text/event-stream", headers=headers)
-        if limit.open >= limit.maximum:
+        if not slots.has_room(tenant):
             raise Unavailable(
                 "Too many event streams are open on this gateway. Try again in 10 seconds.",
                 headers={"Retry-After": "10"},
             )
-        self._limit = limit
+        self._slots, self._tenant = slots, tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream, and count it as open while that lasts."""
-        self._limit.open += 1
+        self._slots.take(self._tenant)
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._limit.open -= 1
+            self._slots.release(self._tenant)
 
 
 class Listener:
@@ -104,6 +99,7 @@ class Listener:
 
 async def follow_changes(
     request: Request,
+    tenant: UUID,
     read: Callable[[], tuple[BaseModel, bool]],
     *,
     last_event_id: str | None,
@@ -116,7 +112,7 @@ async def follow_changes(
     """
     first = await run_in_threadpool(read)
     lines = _changes(first, read, last_event_id or "", Listener(request), timeout)
-    return EventStream(request.state.streams, lines)
+    return EventStream(request.state.streams, tenant, lines)
 
 
 async def _changes(

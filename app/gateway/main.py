@@ -26,7 +26,7 @@ from app.gateway.dashboard.sessions import Sessions
 from app.gateway.erasures import intake
 from app.gateway.erasures.endpoints import router as erasures
 from app.gateway.erasures.group_commit import GroupCommit
-from app.gateway.event_stream import StreamLimit
+from app.gateway.event_stream import MAX_STREAMS
 from app.gateway.fides import router as fides
 from app.gateway.metrics.exposition import MetricsPage
 from app.gateway.middleware import BodyLimit, Metrics, RequestContext
@@ -40,6 +40,7 @@ from app.gateway.rate_limits import RequestRates
 from app.gateway.reports.endpoints import router as reports
 from app.gateway.server import DrainState, Server, share_interpreter
 from app.gateway.server_protocol import LimitedHttp, RequestLimits
+from app.gateway.tenant_slots import TenantSlots
 from app.gateway.uploads import Uploads
 from app.gateway.webhooks.endpoints import router as webhooks
 from app.services import Services
@@ -116,7 +117,7 @@ class State(TypedDict):
     metrics_page: MetricsPage
     group_commit: GroupCommit
     uploads: Uploads
-    streams: StreamLimit
+    streams: TenantSlots
     sessions: Sessions
     throttle: SignInThrottle
     rates: RequestRates
@@ -184,7 +185,7 @@ def _lifespan(
                 metrics_page=metrics_page,
                 group_commit=group_commit,
                 uploads=Uploads(services.settings),
-                streams=StreamLimit(),
+                streams=TenantSlots(MAX_STREAMS),
                 sessions=Sessions(services, provider),
                 throttle=SignInThrottle(services.settings.failed_sign_ins_per_minute),
                 rates=RequestRates(services.settings),

@@ -14,15 +14,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
 from app.core.settings import Settings
+from app.gateway.auth.scopes import Scope as Permission
 from app.gateway.main import build_server, create_app
 from app.gateway.server import DrainState
 from app.gateway.uploads import body_chunks
 from app.services import Services
 from tests import eventually
-from tests.integration.harness import MANIFEST
+from tests.integration.harness import MANIFEST, key_for
 
 SENDERS = 44  # more than the threads that all other endpoints share
-UPLOADS = 30
+SLOTS, UPLOADS = 40, 30  # one tenant gets three quarters of the slots
 
 
 class Gateway:
@@ -82,7 +83,7 @@ def model(gateway: TestClient, admin: dict[str, str]) -> None:
 def test_slow_senders_keep_nobody_else_waiting(
     settings: Settings, admin: dict[str, str], model: None
 ) -> None:
-    patient = settings.model_copy(update={"max_uploads": UPLOADS, "upload_idle_seconds": 3600.0})
+    patient = settings.model_copy(update={"max_uploads": SLOTS, "upload_idle_seconds": 3600.0})
     with served(patient) as gateway:
         port = gateway.port
         senders = [begin(port, admin, f"/v1/models/toy/dataset/p{n}") for n in range(SENDERS // 2)]
@@ -90,6 +91,26 @@ def test_slow_senders_keep_nobody_else_waiting(
         eventually(lambda: gateway.waiting_for_body >= UPLOADS)
         for path in ("/healthz", "/v1/models", "/v1/erasures"):
             assert httpx.get(f"http://127.0.0.1:{port}{path}", headers=admin, timeout=120).status_code == 200
+        for sender in senders:
+            sender.close()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_tenant_whose_uploads_all_hang_leaves_room_for_another(
+    settings: Settings, services: Services, admin: dict[str, str], model: None
+) -> None:
+    other = key_for(services, "another tenant", Permission.ADMIN)
+    patient = settings.model_copy(update={"max_uploads": 4, "upload_idle_seconds": 3600.0})
+    with served(patient) as gateway:
+        senders = [begin(gateway.port, admin, f"/v1/models/toy/dataset/p{n}") for n in range(6)]
+        eventually(lambda: gateway.waiting_for_body >= 3)
+        answer = httpx.post(
+            f"http://127.0.0.1:{gateway.port}/v1/erasures/bulk",
+            content=b"subject_id\np1\n",
+            headers=other | {"Content-Type": "text/csv"},
+            timeout=120,
+        )
+        assert answer.status_code == 202
         for sender in senders:
             sender.close()
 

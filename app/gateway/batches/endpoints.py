@@ -73,7 +73,7 @@ async def follow_batch_changes(
         batch = get_batch(batch_id, caller, services)
         return batch, batch.state in service.ENDED
 
-    return await follow_changes(request, read, last_event_id=last_event_id, timeout=timeout)
+    return await follow_changes(request, caller.tenant_id, read, last_event_id=last_event_id, timeout=timeout)
 
 
 @router.post("/{batch_id}/retry", status_code=202, dependencies=[WAKES_DISPATCHER])
@@ -136,7 +136,8 @@ async def follow_batch(
     last = (
         int(last_event_id) if last_event_id and last_event_id.isdecimal() and len(last_event_id) < 19 else 0
     )
-    return EventStream(request.state.streams, stream_events(services, batch_id, last, Listener(request)))
+    lines = stream_events(services, batch_id, last, Listener(request))
+    return EventStream(request.state.streams, caller.tenant_id, lines)
 
 
 async def stream_events(

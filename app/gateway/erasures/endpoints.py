@@ -131,7 +131,7 @@ async def follow_erasure(
             progress = service.describe_progress(session, erasure, caller)
         return progress, all(task.state in service.ENDED_TASK for task in progress.erasure.tasks)
 
-    return await follow_changes(request, read, last_event_id=last_event_id, timeout=timeout)
+    return await follow_changes(request, caller.tenant_id, read, last_event_id=last_event_id, timeout=timeout)
 
 
 @router.delete("/{erasure_id}")
@@ -182,7 +182,7 @@ async def request_bulk_erasure(
             arguments = (services.vault, caller.tenant_id, details, subjects, idempotency_key, trace)
             return record_group(services.database, [service.prepare(*arguments)])[0]
 
-    outcome = await uploads.run(record)
+    outcome = await uploads.run(caller.tenant_id, record)
     if isinstance(outcome, ServiceError):
         raise outcome
     return accepted(outcome)

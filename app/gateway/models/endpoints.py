@@ -85,7 +85,7 @@ async def follow_model(
         model = get_model(name, caller, services)
         return model, model.state == ModelState.RETIRED
 
-    return await follow_changes(request, read, last_event_id=last_event_id, timeout=timeout)
+    return await follow_changes(request, caller.tenant_id, read, last_event_id=last_event_id, timeout=timeout)
 
 
 @router.patch("/{name}")

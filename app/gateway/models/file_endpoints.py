@@ -54,7 +54,8 @@ class FileUpload:
 
     async def store(self, target: Target) -> UploadedFile | UploadStatus:
         """Store the body in an upload thread."""
-        return await self.uploads.run(lambda: self._store(target, self.uploads.chunks(self.request)))
+        body = self.uploads.chunks(self.request)
+        return await self.uploads.run(self.caller.tenant_id, lambda: self._store(target, body))
 
     def _store(self, target: Target, body: Iterable[bytes]) -> UploadedFile | UploadStatus:
         where = (self.services, self.caller.tenant_id, self.name, target)

@@ -91,7 +91,7 @@ async def follow_evaluation(
         report = get_evaluation(name, evaluation_id, caller, services)
         return report, report.state in service.ENDED
 
-    return await follow_changes(request, read, last_event_id=last_event_id, timeout=timeout)
+    return await follow_changes(request, caller.tenant_id, read, last_event_id=last_event_id, timeout=timeout)
 
 
 @router.post("/models/{name}/advice", status_code=202, dependencies=[WAKES_DISPATCHER])
@@ -155,7 +155,7 @@ async def follow_advice(
         report = get_advice(name, advice_id, caller, services)
         return report, report.state in service.ENDED
 
-    return await follow_changes(request, read, last_event_id=last_event_id, timeout=timeout)
+    return await follow_changes(request, caller.tenant_id, read, last_event_id=last_event_id, timeout=timeout)
 
 
 @router.post("/certificates/{certificate_id}/audits", status_code=202, dependencies=[WAKES_DISPATCHER])
@@ -220,7 +220,7 @@ async def follow_audit(
         report = get_audit(certificate_id, audit_id, caller, services)
         return report, report.state in service.ENDED
 
-    return await follow_changes(request, read, last_event_id=last_event_id, timeout=timeout)
+    return await follow_changes(request, caller.tenant_id, read, last_event_id=last_event_id, timeout=timeout)
 
 
 @router.get("/certificates/{certificate_id}/membership")
