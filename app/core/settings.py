@@ -51,7 +51,51 @@ class Settings(BaseSettings):
     port: int = Field(
         8420, ge=0, le=65535, description="The port that the gateway listens on. 0: any free port."
     )
-    max_body_bytes: int = Field(4 << 20, ge=1024, description="The largest JSON body of a request, in bytes.")
+    max_body_bytes: int = Field(
+        4 << 20,
+        ge=1024,
+        description="The largest JSON body of a request, in bytes. Most endpoints accept less.",
+    )
+    max_header_bytes: int = Field(
+        32 << 10, ge=1024, le=1 << 20, description="The largest header of a request, in bytes."
+    )
+    header_seconds: float = Field(
+        20.0, gt=0, le=3600, description="How long the header of a request may take to arrive."
+    )
+    body_seconds: float = Field(
+        60.0,
+        gt=0,
+        le=3600,
+        description="How long the body of a request may take to arrive, unless it is a file.",
+    )
+    max_incomplete_requests: int = Field(
+        1000,
+        ge=1,
+        le=1_000_000,
+        description="How many requests one gateway receives at the same time. Beyond that it gives up the "
+        "oldest that are not complete. Files do not count.",
+    )
+    requests_per_minute_per_key: int = Field(
+        300_000,
+        ge=0,
+        description="How many requests one API key may send to one gateway in a minute. 0: no limit.",
+    )
+    requests_per_minute_per_tenant: int = Field(
+        400_000,
+        ge=0,
+        description="How many requests all keys and people of a tenant may send to one gateway in a minute. "
+        "0: no limit.",
+    )
+    failed_sign_ins_per_minute: int = Field(
+        20,
+        ge=0,
+        description="How many sign-ins to the dashboard may fail from one address in a minute. 0: no limit.",
+    )
+    max_models_per_tenant: int = Field(
+        1000,
+        ge=0,
+        description="How many models a tenant may have, not counting retired ones. 0: no limit.",
+    )
     max_upload_bytes: int = Field(16 << 30, ge=1024, description="The largest uploaded file, in bytes.")
     max_representation_bytes: int = Field(
         1 << 30, ge=1024, description="The largest graph of a representation, in bytes."
@@ -60,10 +104,19 @@ class Settings(BaseSettings):
         64 << 20, ge=1024, description="The largest tokenizer of a representation, in bytes."
     )
     max_uploads: int = Field(
-        16, ge=1, le=1000, description="How many files one gateway receives at the same time."
+        16,
+        ge=1,
+        le=1000,
+        description="How many files one gateway receives at the same time. One tenant can send at most three "
+        "quarters of them.",
     )
     upload_idle_seconds: float = Field(
         30.0, gt=0, le=3600, description="How long an upload may pause before the gateway drops it."
+    )
+    upload_min_bytes_per_second: float = Field(
+        1024.0,
+        ge=0,
+        description="How fast an upload must be, on average over as long as it may pause. 0: no limit.",
     )
     max_dataset_bytes: int = Field(
         64 << 30,

@@ -4,6 +4,7 @@ Changes to a delivery's state are in `transitions`.
 """
 
 import json
+from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -130,25 +131,46 @@ def due(
     *,
     limit: int,
     per_endpoint: int,
-    busy: Collection[UUID],
+    per_tenant: int,
+    busy: Collection[tuple[UUID, UUID]],
 ) -> Sequence[UUID]:
-    """Return the ids of up to `limit` due deliveries, those waiting longest first.
+    """Return the ids of up to `limit` due deliveries: tenants take turns, those waiting longest first.
 
-    Take at most `per_endpoint` for one endpoint and none for the `busy` ones, so that a slow receiver cannot
-    occupy every sender.
+    `busy` holds the tenant and the endpoint of each delivery that is being sent. Take at most `per_endpoint`
+    for one endpoint, none for a busy one, and so many that no tenant occupies more than `per_tenant` senders.
     """
+    running = Counter(tenant for tenant, _ in busy)
+    endpoints = [endpoint for _, endpoint in busy]
     place = func.row_number().over(
         partition_by=WebhookDelivery.endpoint_id,
         order_by=(WebhookDelivery.next_attempt_at, WebhookDelivery.id),
     )
     ranked = (
-        select(WebhookDelivery.id, WebhookDelivery.next_attempt_at, place.label("place"))
+        select(
+            WebhookDelivery.id,
+            WebhookDelivery.next_attempt_at,
+            WebhookEndpoint.tenant_id,
+            place.label("place"),
+        )
         .join(WebhookEndpoint, WebhookEndpoint.id == WebhookDelivery.endpoint_id)
-        .where(condition, WebhookEndpoint.enabled.is_(True), WebhookEndpoint.id.not_in(list(busy)))
+        .where(condition, WebhookEndpoint.enabled.is_(True), WebhookEndpoint.id.not_in(endpoints))
         .subquery()
     )
-    chosen = select(ranked.c.id).where(ranked.c.place <= per_endpoint)
-    return session.scalars(chosen.order_by(ranked.c.next_attempt_at).limit(limit)).all()
+    first = (ranked.c.next_attempt_at, ranked.c.id)
+    turn = func.row_number().over(partition_by=ranked.c.tenant_id, order_by=first)
+    turns = (
+        select(ranked.c.id, ranked.c.tenant_id, ranked.c.next_attempt_at, turn.label("turn"))
+        .where(ranked.c.place <= per_endpoint)
+        .subquery()
+    )
+    # A tenant's deliveries that are being sent have had their turns. At most as many rows are left out below.
+    rows = session.execute(
+        select(turns.c.id, turns.c.tenant_id, turns.c.turn)
+        .where(turns.c.turn <= per_tenant)
+        .order_by(turns.c.turn, turns.c.next_attempt_at)
+        .limit(limit + len(busy))
+    ).all()
+    return [row.id for row in rows if row.turn + running[row.tenant_id] <= per_tenant][:limit]
 
 
 def lock(

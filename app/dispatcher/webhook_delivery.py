@@ -29,8 +29,9 @@ from app.dispatcher import webhook_events
 from app.services import Services
 
 log = logging.get_logger("webhooks")
-SENDERS = 16
+SENDERS = 32
 PER_ENDPOINT = 4
+PER_TENANT = 8  # so that the hanging receivers of one tenant do not occupy every sender
 LEASE = timedelta(minutes=2)  # longer than any request can take, including the name lookup
 KEPT = timedelta(days=30)
 CLEANUP_SECONDS = 60.0
@@ -109,7 +110,7 @@ class Courier:
             ca_file=services.settings.webhook_ca_file,
         )
         self._pool = ThreadPoolExecutor(SENDERS, thread_name_prefix="webhook")
-        self._running: dict[Future[None], UUID] = {}
+        self._running: dict[Future[None], tuple[UUID, UUID]] = {}  # tenant and endpoint
         self._next_cleanup = 0.0
 
     def round(self) -> int:
@@ -119,7 +120,8 @@ class Courier:
         self._delete_expired()
         claimed = self._claim(SENDERS - len(self._running))
         for attempt in claimed:
-            self._running[self._pool.submit(self._attempt, attempt)] = attempt.endpoint.id
+            whose = (attempt.endpoint.tenant_id, attempt.endpoint.id)
+            self._running[self._pool.submit(self._attempt, attempt)] = whose
         return len(claimed)
 
     def pause(self, stop: threading.Event, seconds: float) -> None:
@@ -149,7 +151,12 @@ class Courier:
         due = webhook_store.is_due(moment, max(LONGEST_WAIT, LEASE))
         with self._services.database.reading() as session:
             ids = webhook_store.due(
-                session, due, limit=limit, per_endpoint=PER_ENDPOINT, busy=set(self._running.values())
+                session,
+                due,
+                limit=limit,
+                per_endpoint=PER_ENDPOINT,
+                per_tenant=PER_TENANT,
+                busy=list(self._running.values()),
             )
         if not ids:
             return []

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from app.core import logging
 from app.core.storage import StorageUnavailable
 from app.gateway import errors
+from app.gateway.json_body import BodyRefused
 from lethe.certificate.validation import validation_message
 
 log = logging.get_logger("gateway")
@@ -24,7 +25,6 @@ _database_outage, _storage_outage = logging.OutageLog(log, "database"), logging.
 _BY_STATUS: dict[int, type[errors.ServiceError]] = {
     404: errors.NotFound,
     405: errors.MethodNotAllowed,
-    413: errors.BodyTooLarge,
 }
 # The framework's own wording for paths and methods that no endpoint handles.
 _DETAILS = {
@@ -78,6 +78,8 @@ async def _validation_error(request: Request, error: Exception) -> Problem:
 
 async def _http_error(request: Request, error: Exception) -> Problem:
     assert isinstance(error, HTTPException)
+    if isinstance(error, BodyRefused):
+        return respond(request, error.error)
     known, headers = _BY_STATUS.get(error.status_code), dict(error.headers or {})
     if known is not None:
         return respond(request, known(_DETAILS.get(error.detail, error.detail), headers=headers))

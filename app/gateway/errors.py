@@ -45,6 +45,13 @@ class InvalidRequest(ServiceError):
             self.extra["errors"] = list(errors)
 
 
+class MalformedRequest(ServiceError):
+    """The bytes on the connection are not an HTTP request."""
+
+    status = 400
+    title = "The request is not valid HTTP"
+
+
 class Unauthenticated(ServiceError):
     """The request carries no valid API key."""
 
@@ -77,10 +84,10 @@ class MethodNotAllowed(ServiceError):
 
 
 class RequestTimeout(ServiceError):
-    """The client stopped sending its request body."""
+    """The client stopped sending its request, or sends it too slowly."""
 
     status = 408
-    title = "The request body did not arrive in time"
+    title = "The request did not arrive in time"
 
 
 class Conflict(ServiceError):
@@ -123,6 +130,13 @@ class TooManyRequests(ServiceError):
 
     status = 429
     title = "Too many requests"
+
+
+class HeaderTooLarge(ServiceError):
+    """The header of the request has too many bytes or fields."""
+
+    status = 431
+    title = "The header of the request is too large"
 
 
 class Unavailable(ServiceError):

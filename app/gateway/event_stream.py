@@ -8,6 +8,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, TypeVar
+from uuid import UUID
 
 import anyio
 from fastapi import Depends, Header, Query, Request
@@ -19,10 +20,11 @@ from starlette.types import Receive, Scope, Send
 from app.gateway.auth.caller import Caller
 from app.gateway.auth.guard import identify
 from app.gateway.errors import Unauthenticated, Unavailable
+from app.gateway.tenant_slots import TenantSlots
 
 R = TypeVar("R", bound=BaseModel)
 
-MAX_STREAMS = 200
+MAX_STREAMS = 200  # of one gateway. Each one polls the database several times a second.
 RECHECK_SECONDS = 60.0
 POLL_SECONDS = 0.3
 KEEP_ALIVE_SECONDS = 5.0
@@ -49,37 +51,30 @@ StreamTimeout = Annotated[
 ]
 
 
-class StreamLimit:
-    """Counts the streams open on this gateway. Each one polls the database several times a second."""
-
-    def __init__(self, maximum: int = MAX_STREAMS) -> None:
-        self.open, self.maximum = 0, maximum
-
-
 class EventStream(StreamingResponse):
     """A response of server-sent events.
 
-    It counts as open until the last byte is sent or the client leaves.
+    It takes a slot of its tenant until the last byte is sent or the client leaves.
     """
 
-    def __init__(self, limit: StreamLimit, lines: AsyncIterator[str]) -> None:
+    def __init__(self, slots: TenantSlots, tenant: UUID, lines: AsyncIterator[str]) -> None:
         # Some proxies collect a response before they pass it on, unless this header forbids it.
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(lines, media_type="text/event-stream", headers=headers)
-        if limit.open >= limit.maximum:
+        if not slots.has_room(tenant):
             raise Unavailable(
                 "Too many event streams are open on this gateway. Try again in 10 seconds.",
                 headers={"Retry-After": "10"},
             )
-        self._limit = limit
+        self._slots, self._tenant = slots, tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream, and count it as open while that lasts."""
-        self._limit.open += 1
+        self._slots.take(self._tenant)
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._limit.open -= 1
+            self._slots.release(self._tenant)
 
 
 class Listener:
@@ -115,10 +110,13 @@ class ChangeStream:
     ) -> None:
         self._request, self._last, self._timeout = request, last_event_id or "", timeout
 
-    async def follow(self, read: Callable[[], R], has_ended: Callable[[R], bool]) -> StreamingResponse:
+    async def follow(
+        self, tenant: UUID, read: Callable[[], R], has_ended: Callable[[R], bool]
+    ) -> StreamingResponse:
         """Stream a resource, now and after every change, until it has ended or the timeout has passed.
 
-        `read` is called once before the response begins, so that its errors become ordinary answers.
+        The stream takes one of the tenant's slots. `read` is called once before the response begins, so that
+        its errors become ordinary answers.
         """
 
         def observe() -> tuple[BaseModel, bool]:
@@ -127,7 +125,7 @@ class ChangeStream:
 
         first = await run_in_threadpool(observe)
         lines = _changes(first, observe, self._last, Listener(self._request), self._timeout)
-        return EventStream(self._request.state.streams, lines)
+        return EventStream(self._request.state.streams, tenant, lines)
 
 
 Changes = Annotated[ChangeStream, Depends()]

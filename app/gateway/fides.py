@@ -15,11 +15,12 @@ from app.db.callbacks import ENDED, Protocol
 from app.gateway.auth.guard import CanWriteErasures, ServicesOf
 from app.gateway.erasures.schemas import ErasureDetails, SubjectId
 from app.gateway.errors import InvalidRequest
+from app.gateway.json_body import JsonRoute
 from app.gateway.models.schemas import NAME
 from app.gateway.opendsr import record_request
 from app.gateway.webhooks.service import check_target
 
-router = APIRouter(prefix="/v1/integrations", tags=["interoperability"])
+router = APIRouter(prefix="/v1/integrations", route_class=JsonRoute, tags=["interoperability"])
 _SUBJECT: TypeAdapter[str] = TypeAdapter(SubjectId)
 
 

@@ -6,6 +6,7 @@ from typing import TypedDict
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from app.core import logging
 from app.core.opendsr_key import OpenDsrKey, load_opendsr_key
@@ -24,7 +25,7 @@ from app.gateway.dashboard.endpoints import router as dashboard
 from app.gateway.dashboard.sessions import Sessions
 from app.gateway.erasures.endpoints import router as erasures
 from app.gateway.erasures.group_commit import GroupCommit
-from app.gateway.event_stream import StreamLimit
+from app.gateway.event_stream import MAX_STREAMS
 from app.gateway.fides import router as fides
 from app.gateway.metrics.exposition import MetricsPage
 from app.gateway.middleware import BodyLimit, Metrics, RequestContext
@@ -34,8 +35,11 @@ from app.gateway.models.ledger import router as ledger
 from app.gateway.models.representation_endpoints import router as representations
 from app.gateway.models.versions import router as versions
 from app.gateway.opendsr import router as opendsr
+from app.gateway.rate_limits import RequestRates
 from app.gateway.reports.endpoints import router as reports
 from app.gateway.server import DrainState, Server, share_interpreter
+from app.gateway.server_protocol import LimitedHttp, RequestLimits
+from app.gateway.tenant_slots import TenantSlots
 from app.gateway.uploads import Uploads
 from app.gateway.webhooks.endpoints import router as webhooks
 from app.services import Services
@@ -112,9 +116,10 @@ class State(TypedDict):
     metrics_page: MetricsPage
     group_commit: GroupCommit
     uploads: Uploads
-    streams: StreamLimit
+    streams: TenantSlots
     sessions: Sessions
     throttle: SignInThrottle
+    rates: RequestRates
     opendsr_key: OpenDsrKey | None
     verifier: Verifier
 
@@ -178,9 +183,10 @@ def _lifespan(
                 metrics_page=metrics_page,
                 group_commit=group_commit,
                 uploads=Uploads(services.settings),
-                streams=StreamLimit(),
+                streams=TenantSlots(MAX_STREAMS),
                 sessions=Sessions(services, provider),
-                throttle=SignInThrottle(),
+                throttle=SignInThrottle(services.settings.failed_sign_ins_per_minute),
+                rates=RequestRates(services.settings),
                 opendsr_key=opendsr_key,
                 verifier=Verifier(services),
             )
@@ -201,16 +207,24 @@ def serve(settings: Settings) -> None:
         app = create_app(settings, services, drain)
     except SettingsError as problem:
         raise refuse(str(problem)) from None
+    server = build_server(app, settings, drain)
+    server.run()
+    if not server.started:  # for example, because the port is in use
+        raise SystemExit(3)
+
+
+def build_server(app: ASGIApp, settings: Settings, drain: DrainState) -> Server:
+    """Return a server for the application that is not running yet."""
+    limits = RequestLimits.of(settings)
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
+        http=LimitedHttp.with_limits(limits),
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
-    server = Server(config, drain)
-    server.run()
-    if not server.started:  # for example, because the port is in use
-        raise SystemExit(3)
+    return Server(config, drain, limits)

@@ -8,16 +8,23 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.core import logging
 from app.core.clock import new_id
 from app.core.settings import Settings
+from app.gateway.auth.guard import NO_KEY, identify
+from app.gateway.errors import BodyTooLarge, Unauthenticated
+from app.gateway.json_body import BodyRefused
 from app.gateway.metrics.catalogue import Metric
 
 log = logging.get_logger("gateway")
 BULK = ("POST", "/v1/erasures/bulk")
+# Lists of people, and manifests.
+LARGE_BODY = re.compile(r"/v1/erasures|/v1/models(/[^/]+)?|/register")
+OTHER_BODY_BYTES = 64 << 10
+STRANGERS_BODY_BYTES = 16 << 10
 FORM_WITH_FILE = re.compile(r"/erasures/new|/models/[^/]+/files")  # pages of the dashboard
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -75,9 +82,10 @@ class RequestContext:
 class BodyLimit:
     """Limits the size of request bodies.
 
-    Files arrive by `PUT`, at the bulk endpoint or in a form of the dashboard and have the larger limit: they
-    are never in memory as a whole. Every other body is JSON or a short form, which may be read into memory
-    before the caller is authenticated, so its limit is small.
+    Files arrive by `PUT`, at the bulk endpoint or in a form of the dashboard and have the largest limit: they
+    are never in memory as a whole. Every other body is JSON or a short form and is read into memory. FastAPI
+    does so before the caller is authenticated, so this class looks at the API key as soon as a body is longer
+    than `STRANGERS_BODY_BYTES`.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -87,26 +95,53 @@ class BodyLimit:
         """Handle one request. Answer 413 as soon as the declared or received size exceeds the limit."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        limit = self.settings.max_upload_bytes if _carries_file(scope) else self.settings.max_body_bytes
+        limit = body_limit(scope, self.settings)
+        free = limit if carries_file(scope) or not _needs_key(scope) else STRANGERS_BODY_BYTES
         header = Headers(scope=scope).get("content-length", "")
         declared = int(header) if header.isdecimal() else 0
         received = 0
 
         async def limited_receive() -> Message:
-            nonlocal received
+            nonlocal received, free
             message = await receive()
             received += len(message.get("body", b""))
             if max(received, declared) > limit:
-                raise HTTPException(413, f"This endpoint accepts at most {limit} bytes. Send a smaller body.")
+                detail = f"This endpoint accepts at most {limit} bytes. Send a smaller body."
+                raise BodyRefused(BodyTooLarge(detail))
+            if max(received, declared) > free:
+                await _check_key(scope)
+                free = limit
             return message
 
         return await self.app(scope, limited_receive, send)
 
 
-def _carries_file(scope: Scope) -> bool:
+def carries_file(scope: MutableMapping[str, Any]) -> bool:
+    """Return whether the body of a request is a file, which is streamed."""
     method, path = scope["method"], scope["path"]
     return (
         method == "PUT"
         or (method, path) == BULK
         or (method == "POST" and FORM_WITH_FILE.fullmatch(path) is not None)
     )
+
+
+def body_limit(scope: MutableMapping[str, Any], settings: Settings) -> int:
+    """Return how many bytes the body of a request may have."""
+    if carries_file(scope):
+        return settings.max_upload_bytes
+    large = LARGE_BODY.fullmatch(scope["path"]) is not None
+    return settings.max_body_bytes if large else min(settings.max_body_bytes, OTHER_BODY_BYTES)
+
+
+def _needs_key(scope: MutableMapping[str, Any]) -> bool:
+    return bool(scope["path"].startswith(("/v1/", "/opendsr/")))
+
+
+async def _check_key(scope: Scope) -> None:
+    try:
+        caller = await identify(Request(scope))
+    except Unauthenticated as problem:
+        raise BodyRefused(problem) from None
+    if caller is None:
+        raise BodyRefused(Unauthenticated(NO_KEY))

@@ -5,6 +5,7 @@ time to notice. Then it stops accepting connections. Requests that were accepted
 end, and their clients reconnect to another gateway.
 """
 
+import asyncio
 import signal
 import sys
 import threading
@@ -16,11 +17,13 @@ from types import FrameType
 import uvicorn
 
 from app.core import logging
+from app.gateway.server_protocol import RequestLimits, close_late
 
 log = logging.get_logger("gateway")
 
 
 SWITCH_SECONDS = 0.0005
+TICKS_BETWEEN_CHECKS = 5  # of a tenth of a second each
 
 
 def share_interpreter() -> None:
@@ -58,14 +61,14 @@ class DrainState:
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that exits with code 0 after SIGTERM.
+    """A uvicorn server that exits with code 0 after SIGTERM and gives up requests that do not arrive.
 
-    Plain uvicorn re-raises the signal and dies of it.
+    Plain uvicorn re-raises the signal and dies of it, and never stops waiting for a request.
     """
 
-    def __init__(self, config: uvicorn.Config, drain: DrainState) -> None:
+    def __init__(self, config: uvicorn.Config, drain: DrainState, limits: RequestLimits) -> None:
         super().__init__(config)
-        self._drain = drain
+        self._drain, self._limits = drain, limits
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -83,7 +86,10 @@ class Server(uvicorn.Server):
         self._drain.start()
 
     async def on_tick(self, counter: int) -> bool:
-        """Close the server once the drain time is over."""
+        """Close late connections, and the server once the drain time is over."""
+        if counter % TICKS_BETWEEN_CHECKS == 0:
+            connections = list(self.server_state.connections)
+            close_late(connections, self._limits, asyncio.get_running_loop().time())
         if self._drain.closing and not self.should_exit:
             log.info("closing")
             self.should_exit = True

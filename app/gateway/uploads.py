@@ -6,9 +6,11 @@ A body is handed to a thread chunk by chunk: a file is never in memory as a whol
 import base64
 import binascii
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from uuid import UUID
 
 import anyio
 from anyio import from_thread, to_thread
@@ -16,6 +18,7 @@ from fastapi import Request
 
 from app.core.settings import Settings
 from app.gateway.errors import InvalidRequest, RequestTimeout, Unavailable
+from app.gateway.tenant_slots import TenantSlots
 
 T = TypeVar("T")
 
@@ -37,14 +40,12 @@ class Uploads:
 
     def __init__(self, settings: Settings) -> None:
         self._idle_seconds = settings.upload_idle_seconds
-        self._limiter = anyio.CapacityLimiter(settings.max_uploads)
+        self._min_rate = settings.upload_min_bytes_per_second
+        self._slots = TenantSlots(settings.max_uploads)
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` in an upload thread. Raise `Unavailable` if no thread becomes free in time."""
-        borrower = object()
-        with anyio.move_on_after(self._idle_seconds) as waiting:
-            await self._limiter.acquire_on_behalf_of(borrower)
-        if waiting.cancelled_caught:
+    async def run(self, tenant: UUID, work: Callable[[], T]) -> T:
+        """Run `work` in an upload thread. Raise `Unavailable` if the tenant gets none in time."""
+        if not await self._slots.take_within(self._idle_seconds, tenant):
             raise Unavailable(
                 "Too many uploads are running on this gateway. Try again in 5 seconds.",
                 headers={"Retry-After": "5"},
@@ -53,11 +54,36 @@ class Uploads:
             # The slot is taken already. This work must not also count against the shared thread limit.
             return await to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))
         finally:
-            self._limiter.release_on_behalf_of(borrower)
+            self._slots.release(tenant)
 
     def chunks(self, request: Request) -> Iterator[bytes]:
         """Iterate over the body of `request` in a thread started by `run`."""
-        return body_chunks(request, self._idle_seconds)
+        return at_pace(body_chunks(request, self._idle_seconds), self._idle_seconds, self._min_rate)
+
+
+def at_pace(
+    chunks: Iterator[bytes], seconds: float, rate: float, clock: Callable[[], float] = time.monotonic
+) -> Iterator[bytes]:
+    """Iterate over chunks, and raise `RequestTimeout` if they arrive too slowly.
+
+    Whenever we have waited for the client for `seconds` in total, at least `rate` bytes per second of
+    waiting must have arrived. Time that we need ourselves does not count.
+    """
+    waited, received = 0.0, 0
+    while True:
+        started = clock()
+        chunk = next(chunks, None)
+        if chunk is None:
+            return
+        waited, received = waited + clock() - started, received + len(chunk)
+        if waited >= seconds:
+            if received < rate * waited:
+                raise RequestTimeout(
+                    f"The file arrives too slowly. Send at least {rate:g} bytes per second.",
+                    headers={"Connection": "close"},
+                )
+            waited, received = 0.0, 0
+        yield chunk
 
 
 def body_chunks(request: Request, idle_seconds: float) -> Iterator[bytes]:

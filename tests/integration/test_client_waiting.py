@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -14,7 +15,8 @@ from app.db.states import TaskState
 from app.db.tables import Task
 from app.gateway import event_stream
 from app.gateway.auth.scopes import Scope
-from app.gateway.event_stream import EventStream, StreamLimit
+from app.gateway.event_stream import EventStream
+from app.gateway.tenant_slots import TenantSlots
 from lethe import AsyncLethe, Lethe, NotFound, TimedOut
 from lethe.client import changes
 from lethe.client.responses import Erasure, ErasureProgress
@@ -52,12 +54,8 @@ def lethe(world: World) -> Iterator[Lethe]:
 def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every stream of changes is refused, as it is when all of a gateway's streams are taken."""
 
-    def refuse(limit: StreamLimit, lines: Any) -> EventStream:
-        usual, limit.maximum = limit.maximum, 0
-        try:
-            return EventStream(limit, lines)
-        finally:
-            limit.maximum = usual
+    def refuse(_: TenantSlots, tenant: UUID, lines: Any) -> EventStream:
+        return EventStream(TenantSlots(0), tenant, lines)
 
     monkeypatch.setattr(event_stream, "EventStream", refuse)
 

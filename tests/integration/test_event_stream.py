@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from fastapi.testclient import TestClient
@@ -16,9 +17,10 @@ from app.gateway.auth import service as access
 from app.gateway.auth.caller import CallerCache
 from app.gateway.auth.scopes import Scope
 from app.gateway.batches import endpoints
-from app.gateway.event_stream import EventStream, Listener, StreamLimit
+from app.gateway.event_stream import EventStream, Listener
 from app.gateway.main import create_app
 from app.gateway.server import DrainState
+from app.gateway.tenant_slots import TenantSlots
 from app.services import Services
 from tests.integration.harness import key_for
 from tests.integration.job_world import World
@@ -52,17 +54,17 @@ def test_too_many_streams_are_told_to_come_back(
 ) -> None:
     batch = _ended_batch(services, events=1)
     headers = key_for(services, "tenant", Scope.ADMIN)
-    monkeypatch.setattr("app.gateway.main.StreamLimit", lambda: StreamLimit(maximum=0))
+    monkeypatch.setattr("app.gateway.main.MAX_STREAMS", 0)
     with TestClient(create_app(settings)) as gateway:
         answer = gateway.get(f"/v1/batches/{batch.id}/events", headers=headers)
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "10")
 
 
 def test_a_stream_counts_until_it_ends_however_it_ends() -> None:
-    counted = StreamLimit()
+    counted = TenantSlots(10)
 
     async def broken() -> Any:
-        assert counted.open == 1
+        assert counted.taken == 1
         yield "line"
         raise RuntimeError
 
@@ -72,8 +74,8 @@ def test_a_stream_counts_until_it_ends_however_it_ends() -> None:
 
     scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
     with pytest.raises(RuntimeError):
-        asyncio.run(EventStream(counted, broken())(scope, nothing, nothing))
-    assert counted.open == 0
+        asyncio.run(EventStream(counted, UUID(int=1), broken())(scope, nothing, nothing))
+    assert counted.taken == 0
 
 
 def test_a_stream_ends_soon_after_its_key_is_revoked(

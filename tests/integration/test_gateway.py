@@ -6,14 +6,19 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from app.core.clock import new_id, now
 from app.core.settings import Settings
 from app.core.storage import Storage, Stored
 from app.db.tables import ApiKey, LogHead, Tenant, WorkerSeen
-from app.gateway.main import create_app
+from app.gateway import json_body
+from app.gateway.auth.scopes import Scope
+from app.gateway.main import ROUTERS, create_app
+from app.gateway.middleware import body_limit
 from app.services import Services
+from tests.integration.harness import key_for
 
 
 def test_it_is_ready_only_when_a_worker_was_seen(gateway: TestClient, services: Services) -> None:
@@ -231,3 +236,70 @@ def test_the_checkpoint_of_an_empty_log_is_not_found(
     with services.database.writing() as session:
         session.add(LogHead(id=1, size=0, tree_head=""))
     assert gateway.get("/v1/log/checkpoint", headers=admin).status_code == 404
+
+
+def test_unknown_fields_are_refused_without_describing_each(
+    gateway: TestClient, admin: dict[str, str]
+) -> None:
+    """Neither at the top nor inside a manifest does validation see an object with so many fields."""
+    many = {f"field{n}": 1 for n in range(2 * json_body.MAX_FIELDS)}
+    for path, body in (
+        ("/v1/erasures", {"subjects": ["a"], **many}),
+        ("/v1/erasures", [many]),
+        ("/v1/models", {"name": "m", "manifest": {"policy": many}}),
+        ("/v1/api-keys", many),
+        ("/v1/webhooks", many),
+    ):
+        answer = gateway.post(path, json=body, headers=admin)
+        assert (answer.status_code, answer.json()["type"]) == (422, "urn:lethe:problem:invalid-request")
+        assert "errors" not in answer.json()
+        assert "field1" not in answer.text
+
+
+def test_every_endpoint_with_a_json_body_counts_its_fields() -> None:
+    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+    with_body = [route for route in routes if route.body_field is not None]
+    assert len(with_body) > 10
+    assert [route.path for route in with_body if not isinstance(route, json_body.JsonRoute)] == []
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_long_body_needs_a_key_before_it_is_read(gateway: TestClient, chunked: bool) -> None:
+    payload = json.dumps({"subjects": ["a" * 200] * 200}).encode()
+    for credentials in ({}, {"Authorization": "Bearer nobody"}):
+        content = iter([payload[:20_000], b"not json"]) if chunked else payload
+        headers = credentials | {"Content-Type": "application/json"}
+        answer = gateway.post("/v1/erasures", content=content, headers=headers)
+        assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+
+
+def test_most_endpoints_accept_short_bodies_only(
+    settings: Settings, gateway: TestClient, admin: dict[str, str]
+) -> None:
+    long = {"name": "n" * 70_000, "scopes": ["admin"]}
+    assert gateway.post("/v1/api-keys", json=long, headers=admin).status_code == 413
+    assert (
+        gateway.post("/v1/erasures", json={"subjects": ["a" * 200] * 500}, headers=admin).status_code == 202
+    )
+    paths = {"/v1/erasures": 4 << 20, "/v1/models": 4 << 20, "/v1/models/m": 4 << 20, "/login": 64 << 10}
+    for path, limit in paths.items():
+        assert body_limit({"method": "POST", "path": path}, settings) == limit
+
+
+def test_a_key_that_sends_too_much_is_told_when_to_come_back(
+    settings: Settings, services: Services, admin: dict[str, str]
+) -> None:
+    """The API, the short way of erasure requests and the dashboard count together."""
+    other = key_for(services, "another tenant", Scope.ADMIN)
+    few = settings.model_copy(update={"requests_per_minute_per_key": 3})
+    with TestClient(create_app(few)) as gateway:
+        statuses = [gateway.get("/v1/models", headers=admin).status_code]
+        for _ in range(3):
+            answer = gateway.post("/v1/erasures", json={"subjects": ["a"]}, headers=admin)
+            statuses.append(answer.status_code)
+        assert statuses == [200, 202, 202, 429]
+        assert answer.json()["type"] == "urn:lethe:problem:too-many-requests"
+        assert 1 <= int(answer.headers["Retry-After"]) <= 60
+        assert answer.headers["RateLimit-Policy"] == '"key";q=3;w=60'
+        assert gateway.get("/v1/models", headers=other).status_code == 200
+        assert gateway.get("/healthz").status_code == 200

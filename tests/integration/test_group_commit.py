@@ -1,6 +1,7 @@
 """Group commit: replays of stored requests, and limits on what may wait."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from sqlalchemy import select, update
 
 from app.db.states import ModelState
 from app.db.tables import Erasure, Model
-from app.gateway.erasures import group_commit
+from app.gateway.erasures import group_commit, recording
 from app.gateway.erasures.group_commit import GroupCommit
 from app.gateway.erasures.recording import Answer, PreparedErasure, record_group
 from app.gateway.erasures.schemas import ErasureRequest
@@ -94,3 +95,56 @@ def test_a_group_is_bounded_by_its_rows(world: World, monkeypatch: pytest.Monkey
 
     asyncio.run(run())
     assert sizes == [1, 1, 1]
+
+
+def test_a_large_request_does_not_keep_small_ones_waiting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The large request is not written before the small one is answered."""
+    monkeypatch.setattr(group_commit, "MAX_GROUP_ROWS", 4)
+    answered = threading.Event()
+
+    class Gated(GroupCommit):
+        def _commit_large(self, group: Any) -> Any:
+            assert answered.wait(120)
+            return super()._commit_large(group)
+
+    async def run() -> list[Any]:
+        async with Gated(world.services) as door:
+            large = asyncio.create_task(door.submit(_prepared(world, None, *"abcde", models=["m0"])))
+            await asyncio.sleep(0)  # the large request is in its queue now
+            small = await door.submit(_prepared(world, None, "a", models=["m0"]))
+            answered.set()
+            return [small, await large]
+
+    assert [type(answer) for answer in asyncio.run(run())] == [Answer, Answer]
+
+
+def test_a_request_for_every_model_is_large_until_their_number_is_known(world: World) -> None:
+    many = [str(n) for n in range(300)]
+    lanes: list[str] = []
+
+    class Watched(GroupCommit):
+        def _commit(self, group: Any) -> Any:
+            lanes.append("small")
+            return super()._commit(group)
+
+        def _commit_large(self, group: Any) -> Any:
+            lanes.append("large")
+            return super()._commit_large(group)
+
+    async def run() -> None:
+        async with Watched(world.services) as door:
+            for _ in range(2):
+                await door.submit(_prepared(world, None, *many))
+
+    asyncio.run(run())
+    assert lanes == ["large", "small"]
+
+
+def test_a_request_with_too_many_rows_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MAX_ROWS", 3)
+    fits, refused = _record(world, _prepared(world, None, "a"), _prepared(world, None, "a", "b"))
+    assert isinstance(fits, Answer)
+    assert isinstance(refused, InvalidRequest)
+    assert "Split it into several requests" in refused.detail

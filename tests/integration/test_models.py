@@ -14,11 +14,13 @@ from fastapi.testclient import TestClient
 from safetensors.torch import load
 from sqlalchemy import select, update
 
+from app.core.settings import Settings
 from app.db import manifest as manifests
 from app.db.states import TaskState
 from app.db.tables import Batch, Task, TaskSubject, Version
 from app.dispatcher import orphan_sweep
 from app.dispatcher.loop import Dispatcher
+from app.gateway.main import create_app
 from app.services import Services
 from lethe.certificate.assurance import check_assurance
 from tests.integration.harness import MANIFEST, dataset, parquet
@@ -339,3 +341,20 @@ def test_features_that_look_standardised_lower_the_tier_until_declared(api: Api,
     model = api.call("PATCH", "/toy", json={"origins": {"standardisation": "public data"}})
     assert (model["assurance"], model["assurance_notes"]) == ("proved", [])
     assert model["manifest"]["origins"]["features"] == "made up"
+
+
+def test_a_tenant_may_have_so_many_models_and_retired_ones_do_not_count(
+    settings: Settings, admin: dict[str, str]
+) -> None:
+    few = settings.model_copy(update={"max_models_per_tenant": 2})
+    with TestClient(create_app(few)) as gateway:
+
+        def create(name: str) -> int:
+            body = {"name": name, "manifest": MANIFEST}
+            return gateway.post("/v1/models", json=body, headers=admin).status_code
+
+        assert [create(name) for name in ("a", "b", "c")] == [201, 201, 409]
+        assert gateway.delete("/v1/models/a", headers=admin).status_code == 200
+        assert create("c") == 201
+        detail = gateway.post("/v1/models", json={"name": "d", "manifest": MANIFEST}, headers=admin).json()
+        assert "which is the limit of this installation" in detail["detail"]

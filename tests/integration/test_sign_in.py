@@ -24,7 +24,6 @@ from app.core.clock import new_id, now
 from app.core.settings import Settings, SettingsError
 from app.db import audit_log
 from app.db.audit_log import Action, AuditEntry
-from app.gateway.auth import throttle
 from app.gateway.auth.oidc import IdentityProvider, code_challenge
 from app.gateway.auth.scopes import Scope
 from app.gateway.main import create_app
@@ -425,9 +424,11 @@ def test_a_provider_with_wrong_metadata_is_not_used(
 # Throttling
 
 
-def test_failed_sign_ins_are_throttled(gateway: TestClient, provider: HostileProvider) -> None:
+def test_failed_sign_ins_are_throttled(
+    gateway: TestClient, provider: HostileProvider, settings: Settings
+) -> None:
     browser = Browser(gateway)
-    for _ in range(throttle.MOST_FAILURES):
+    for _ in range(settings.failed_sign_ins_per_minute):
         assert browser.come_back(code="c", state="s").status_code == 403
     for answer in (browser.come_back(code="c", state="s"), browser.client.get("/login/start")):
         assert answer.status_code == 429

@@ -9,20 +9,21 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-import uvicorn
 from fastapi.testclient import TestClient
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
 from app.core.settings import Settings
-from app.gateway.main import create_app
+from app.gateway.auth.scopes import Scope as Permission
+from app.gateway.main import build_server, create_app
+from app.gateway.server import DrainState
 from app.gateway.uploads import body_chunks
 from app.services import Services
 from tests import eventually
-from tests.integration.harness import MANIFEST
+from tests.integration.harness import MANIFEST, key_for
 
 SENDERS = 44  # more than the threads that all other endpoints share
-UPLOADS = 30
+SLOTS, UPLOADS = 40, 30  # one tenant gets three quarters of the slots
 
 
 class Gateway:
@@ -51,8 +52,7 @@ class Gateway:
 @contextmanager
 def served(settings: Settings) -> Iterator[Gateway]:
     gateway = Gateway(settings)
-    config = uvicorn.Config(gateway, port=0, log_config=None, lifespan="on")
-    server = uvicorn.Server(config)
+    server = build_server(gateway, settings.model_copy(update={"port": 0}), DrainState())
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()
     eventually(lambda: server.started, every=0.01)
@@ -83,7 +83,7 @@ def model(gateway: TestClient, admin: dict[str, str]) -> None:
 def test_slow_senders_keep_nobody_else_waiting(
     settings: Settings, admin: dict[str, str], model: None
 ) -> None:
-    patient = settings.model_copy(update={"max_uploads": UPLOADS, "upload_idle_seconds": 3600.0})
+    patient = settings.model_copy(update={"max_uploads": SLOTS, "upload_idle_seconds": 3600.0})
     with served(patient) as gateway:
         port = gateway.port
         senders = [begin(port, admin, f"/v1/models/toy/dataset/p{n}") for n in range(SENDERS // 2)]
@@ -91,6 +91,26 @@ def test_slow_senders_keep_nobody_else_waiting(
         eventually(lambda: gateway.waiting_for_body >= UPLOADS)
         for path in ("/healthz", "/v1/models", "/v1/erasures"):
             assert httpx.get(f"http://127.0.0.1:{port}{path}", headers=admin, timeout=120).status_code == 200
+        for sender in senders:
+            sender.close()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_tenant_whose_uploads_all_hang_leaves_room_for_another(
+    settings: Settings, services: Services, admin: dict[str, str], model: None
+) -> None:
+    other = key_for(services, "another tenant", Permission.ADMIN)
+    patient = settings.model_copy(update={"max_uploads": 4, "upload_idle_seconds": 3600.0})
+    with served(patient) as gateway:
+        senders = [begin(gateway.port, admin, f"/v1/models/toy/dataset/p{n}") for n in range(6)]
+        eventually(lambda: gateway.waiting_for_body >= 3)
+        answer = httpx.post(
+            f"http://127.0.0.1:{gateway.port}/v1/erasures/bulk",
+            content=b"subject_id\np1\n",
+            headers=other | {"Content-Type": "text/csv"},
+            timeout=120,
+        )
+        assert answer.status_code == 202
         for sender in senders:
             sender.close()
 
@@ -132,3 +152,28 @@ def test_a_sender_who_goes_away_is_no_error(
         eventually(lambda: 499 in {line.get("status") for line in lines})
     assert {line["log_level"] for line in lines} <= {"info"}
     assert "Exception" not in caplog.text
+
+
+def answer_of(sender: socket.socket) -> tuple[bytes, str]:
+    """Return the status line and the problem type of the answer on a connection that is then closed."""
+    sender.settimeout(120)
+    head, _, body = b"".join(iter(lambda: sender.recv(4096), b"")).partition(b"\r\n\r\n")
+    return head.split(b"\r\n")[0], json.loads(body)["type"]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_an_endless_header_is_refused_and_half_a_request_is_given_up(settings: Settings) -> None:
+    hasty = settings.model_copy(update={"body_seconds": 0.2})
+    start = b"GET /healthz HTTP/1.1\r\nHost: "
+    with served(hasty) as gateway:
+        address = ("127.0.0.1", gateway.port)
+        with socket.create_connection(address) as endless:
+            # Not one byte more: unread bytes would make the system drop the answer.
+            endless.sendall(start + b"a" * (hasty.max_header_bytes - len(start)))
+            refused = (b"HTTP/1.1 431 Request Header Fields Too Large", "urn:lethe:problem:header-too-large")
+            assert answer_of(endless) == refused
+        with socket.create_connection(address) as pending:
+            head = b"POST /v1/erasures HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 9"
+            pending.sendall(head + b"\r\n\r\n{")
+            timeout = (b"HTTP/1.1 408 Request Timeout", "urn:lethe:problem:request-timeout")
+            assert answer_of(pending) == timeout

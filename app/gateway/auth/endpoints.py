@@ -11,8 +11,9 @@ from app.gateway.auth import service
 from app.gateway.auth.guard import CallersOf, HasKey, IsAdmin, ServicesOf
 from app.gateway.auth.scopes import Scope
 from app.gateway.errors import NotFound
+from app.gateway.json_body import JsonRoute
 
-router = APIRouter(prefix="/v1", tags=["access"])
+router = APIRouter(prefix="/v1", route_class=JsonRoute, tags=["access"])
 
 
 class KeyRequest(BaseModel):

@@ -12,6 +12,7 @@ from app.gateway.auth import service
 from app.gateway.auth.caller import Caller, CallerCache
 from app.gateway.auth.scopes import Scope
 from app.gateway.errors import Forbidden, Unauthenticated
+from app.gateway.rate_limits import RequestRates
 from app.services import Services
 
 NO_KEY = "The request has no API key. Send one as `Authorization: Bearer …`."
@@ -47,15 +48,16 @@ class Require(SecurityBase):
 
     async def __call__(self, request: Request) -> Caller:
         """Identify the caller by its API key, and admit or refuse it."""
-        return self.admit(await identify(request))
+        return self.admit(request, await identify(request))
 
-    def admit(self, caller: Caller | None) -> Caller:
-        """Return the caller, or raise `Unauthenticated` or `Forbidden`.
+    def admit(self, request: Request, caller: Caller | None) -> Caller:
+        """Return the caller, or raise `Unauthenticated`, `TooManyRequests` or `Forbidden`.
 
         API and dashboard both decide here, however they identified the caller.
         """
         if caller is None:
             raise Unauthenticated(NO_KEY)
+        count_request(request, caller)
         if not caller.may(self.scope):
             raise Forbidden(
                 f"Your API key does not have the scope {self.scope}. Use a key that has it.",
@@ -76,6 +78,7 @@ class RequireKey(SecurityBase):
         caller = await identify(request)
         if caller is None:
             raise Unauthenticated(NO_KEY)
+        count_request(request, caller)
         return caller
 
 
@@ -88,6 +91,12 @@ class RequireOrPublic(Require):
         if services.settings.public_certificates and "authorization" not in request.headers:
             return None
         return await super().__call__(request)
+
+
+def count_request(request: Request, caller: Caller) -> None:
+    """Count a request. Raise `TooManyRequests` if the caller's key or tenant sent too many."""
+    rates: RequestRates = request.state.rates
+    rates.admit(caller)
 
 
 async def identify(request: Request) -> Caller | None:

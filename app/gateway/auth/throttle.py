@@ -1,47 +1,23 @@
-"""A limit on failed sign-ins from one address, kept in memory by each gateway."""
+"""A limit on failed sign-ins from one address."""
 
-import threading
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from app.gateway.errors import TooManyRequests
+from app.gateway.rate_limits import RateLimit
 
-MOST_FAILURES = 20
-WINDOW_SECONDS = 60.0
-MAX_ADDRESSES = 10_000
+REFUSAL = "There were too many failed sign-ins."
 
 
 class SignInThrottle:
-    """Refuses sign-ins from an address that failed `MOST_FAILURES` times within `WINDOW_SECONDS`."""
+    """Refuses sign-ins from an address that has failed too often within a minute. Others do not count."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
-        self._lock = threading.Lock()
+    def __init__(self, most_failures: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._failures = RateLimit("failed-sign-ins", most_failures, clock)
 
     def check(self, address: str) -> None:
         """Raise `TooManyRequests` if sign-ins from this address have to wait."""
-        with self._lock:
-            failures = self._recent(address)
-            if len(failures) < MOST_FAILURES:
-                return
-            wait = int(failures[0] + WINDOW_SECONDS - self._clock()) + 1
-        raise TooManyRequests(
-            f"There were too many failed sign-ins. Try again in {wait} seconds.",
-            headers={"Retry-After": str(wait)},
-        )
+        self._failures.check(address, REFUSAL)
 
     def failed(self, address: str) -> None:
-        """Count a failed sign-in. The addresses that failed longest ago are forgotten first."""
-        with self._lock:
-            self._recent(address).append(self._clock())
-            self._failures.move_to_end(address)
-            while len(self._failures) > MAX_ADDRESSES:
-                self._failures.popitem(last=False)
-
-    def _recent(self, address: str) -> deque[float]:
-        failures = self._failures.setdefault(address, deque(maxlen=MOST_FAILURES))
-        while failures and failures[0] <= self._clock() - WINDOW_SECONDS:
-            failures.popleft()
-        return failures
+        """Count a failed sign-in."""
+        self._failures.hit(address)

@@ -58,7 +58,9 @@ async def follow_batch_changes(
 ) -> StreamingResponse:
     """Stream a batch as server-sent events: as it is now, and after every change, until it ends."""
     return await changes.follow(
-        lambda: get_batch(batch_id, caller, services), lambda batch: batch.state in service.ENDED
+        caller.tenant_id,
+        lambda: get_batch(batch_id, caller, services),
+        lambda batch: batch.state in service.ENDED,
     )
 
 
@@ -122,7 +124,8 @@ async def follow_batch(
     last = (
         int(last_event_id) if last_event_id and last_event_id.isdecimal() and len(last_event_id) < 19 else 0
     )
-    return EventStream(request.state.streams, stream_events(services, batch_id, last, Listener(request)))
+    lines = stream_events(services, batch_id, last, Listener(request))
+    return EventStream(request.state.streams, caller.tenant_id, lines)
 
 
 async def stream_events(

@@ -138,7 +138,8 @@ async def follow_batch(
     await run_in_threadpool(endpoints.get_batch, batch_id, caller, services)
     last = max(after, int(last_event_id or 0))
     listener = Listener(request, sessions_of(request).identify)
-    return EventStream(request.state.streams, endpoints.stream_events(services, batch_id, last, listener))
+    lines = endpoints.stream_events(services, batch_id, last, listener)
+    return EventStream(request.state.streams, caller.tenant_id, lines)
 
 
 @router.get("/{batch_id}/{action}")

@@ -122,7 +122,7 @@ def _checked(name: str, document: Any, problems: list[str]) -> ModelRequest | No
 
 def _create(services: Services, tenant_id: UUID, body: ModelRequest) -> str:
     with services.database.writing() as session:
-        return service.create(session, tenant_id, body).name
+        return service.create(session, tenant_id, body, quota=services.settings.max_models_per_tenant).name
 
 
 def _render_form(

@@ -133,4 +133,4 @@ async def read_upload(request: Request, use: Callable[[Fields, MultipartForm], T
         check_form_token(request, {name: values[-1] for name, values in fields.items()}, nonce)
         return use(fields, form)
 
-    return await uploads.run(work)
+    return await uploads.run(request.state.caller.tenant_id, work)

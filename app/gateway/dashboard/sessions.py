@@ -25,7 +25,7 @@ from app.db.audit_log import Action
 from app.db.tables import PersonSession, SignOut, Tenant
 from app.gateway.auth import service
 from app.gateway.auth.caller import Caller
-from app.gateway.auth.guard import Require
+from app.gateway.auth.guard import Require, count_request
 from app.gateway.auth.oidc import (
     STATE_SECONDS,
     IdentityProvider,
@@ -232,7 +232,13 @@ def sessions_of(request: Request) -> Sessions:
 
 
 async def require_session(request: Request) -> Caller:
-    """Return the caller who is signed in, or raise `SignInRequired`."""
+    """Return the caller who is signed in and count the request, or raise `SignInRequired`."""
+    caller = await _session_caller(request)
+    count_request(request, caller)
+    return caller
+
+
+async def _session_caller(request: Request) -> Caller:
     caller = await sessions_of(request).identify(request)
     if caller is None:
         raise SignInRequired
@@ -245,7 +251,7 @@ class RequireSession(Require):
     """The API's scope check, with the caller taken from the session instead of the Authorization header."""
 
     async def __call__(self, request: Request) -> Caller:
-        return self.admit(await require_session(request))
+        return self.admit(request, await _session_caller(request))
 
 
 async def read_form(request: Request) -> dict[str, str]:

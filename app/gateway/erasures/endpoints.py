@@ -26,6 +26,7 @@ from app.gateway.erasures.schemas import (
 )
 from app.gateway.errors import ServiceError
 from app.gateway.event_stream import STREAM_RESPONSES, Changes
+from app.gateway.json_body import JsonRoute
 from app.gateway.models.schemas import NAME
 from app.gateway.pagination import Cursor, Limit, Page, fetch_page
 from app.gateway.uploads import Uploads
@@ -33,7 +34,7 @@ from app.services import Services
 from lethe.identifiers import NO_CONTROLS
 
 log = logging.get_logger("gateway")
-router = APIRouter(prefix="/v1/erasures", tags=["erasures"])
+router = APIRouter(prefix="/v1/erasures", route_class=JsonRoute, tags=["erasures"])
 INLINE_SUBJECTS = 50  # more than these are encrypted in a thread, so that other requests do not wait
 
 
@@ -125,7 +126,9 @@ async def follow_erasure(
             return service.describe_progress(session, erasure, caller)
 
     return await changes.follow(
-        read, lambda progress: all(task.state in service.ENDED_TASK for task in progress.erasure.tasks)
+        caller.tenant_id,
+        read,
+        lambda progress: all(task.state in service.ENDED_TASK for task in progress.erasure.tasks),
     )
 
 
@@ -177,7 +180,7 @@ async def request_bulk_erasure(
             arguments = (services.vault, caller.tenant_id, details, subjects, idempotency_key, trace)
             return record_group(services.database, [service.prepare(*arguments)])[0]
 
-    outcome = await uploads.run(record)
+    outcome = await uploads.run(caller.tenant_id, record)
     if isinstance(outcome, ServiceError):
         raise outcome
     return _accepted(outcome)

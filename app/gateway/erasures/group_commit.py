@@ -2,19 +2,21 @@
 
 A request is answered only after the commit that contains it. A duplicate with the same Idempotency-Key that
 arrives meanwhile waits for the first request and gets its answer. If the database rejects a group, each
-request is written on its own, so that one bad request cannot fail the others. If the queue is full, a
-request is refused with 503 at once: nothing is dropped silently.
+request is written on its own, so that one bad request cannot fail the others. Tenants take turns. If the
+queue is full, a tenant that has its share of it is refused with 503 at once: nothing is dropped silently.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from app.core import logging
+from app.gateway.erasures.fair_queue import FairQueue
 from app.gateway.erasures.recording import Answer, PreparedErasure, record_group
 from app.gateway.erasures.single_statement import SingleStatement
 from app.gateway.errors import ServiceError, Unavailable
@@ -25,6 +27,9 @@ MAX_WAITING = 4096
 MAX_GROUP = 256
 MAX_GROUP_ROWS = 20_000
 MAX_WAITING_ROWS = 1_000_000
+UNKNOWN_MODELS = 100  # assumed of a tenant until its first answer tells how many models it has
+
+Commit = Callable[[Sequence[PreparedErasure]], list[Answer | BaseException]]
 
 
 @dataclass(frozen=True)
@@ -35,57 +40,40 @@ class _Waiting:
     rows: int
     answer: "asyncio.Future[Answer]"
 
+    @property
+    def tenant(self) -> UUID:
+        """The tenant that sent it."""
+        tenant: UUID = self.prepared.erasure["tenant_id"]
+        return tenant
 
-class GroupCommit:
-    """The queue of erasure requests, and the one task that writes them. Used as an async context manager."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(MAX_WAITING)
-        self._single_statement = None if services.database.is_sqlite else SingleStatement(services.database)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="group-commit")
-        self._writer: asyncio.Task[None] | None = None
-        self._rows_waiting = 0
-        self._model_counts: dict[UUID, int] = {}
+class _Lane:
+    """A queue, and the one task and thread that write what waits in it, group by group."""
 
-    async def __aenter__(self) -> "GroupCommit":
-        self._writer = asyncio.create_task(self._write(), name="group-commit")
-        return self
+    def __init__(self, name: str, commit: Commit, answer: Callable[[_Waiting, Any], None]) -> None:
+        self._queue: FairQueue[_Waiting] = FairQueue(max_requests=MAX_WAITING, max_rows=MAX_WAITING_ROWS)
+        self._commit, self._answer = commit, answer
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._writer = asyncio.create_task(self._write(), name=name)
 
-    async def __aexit__(self, *_: object) -> None:
-        """Answer every accepted request, then stop the writer."""
-        await self._queue.join()
-        if self._writer is not None:
-            self._writer.cancel()
-        self._thread.shutdown()
-        if self._single_statement is not None:
-            self._single_statement.close()
-
-    async def submit(self, prepared: PreparedErasure) -> Answer:
-        """Queue a request and wait until it is committed. Raise `Unavailable` if too much is waiting."""
-        waiting = _Waiting(prepared, self._count_rows(prepared), asyncio.get_running_loop().create_future())
-        crowded = self._rows_waiting and self._rows_waiting + waiting.rows > MAX_WAITING_ROWS
-        if crowded or self._queue.full():
+    def put(self, waiting: _Waiting) -> None:
+        """Queue a request. Raise `Unavailable` if too much is waiting."""
+        if not self._queue.put(waiting):
             raise Unavailable(
                 "Too many erasure requests are waiting to be recorded. Try again in a second.",
                 headers={"Retry-After": "1"},
             )
-        self._queue.put_nowait(waiting)
-        self._rows_waiting += waiting.rows
-        return await waiting.answer
 
-    def _count_rows(self, prepared: PreparedErasure) -> int:
-        """Count one row per subject and model. The tenant's number of models is that of its last request."""
-        if prepared.models is None:
-            models = self._model_counts.get(prepared.erasure["tenant_id"], 1)
-        else:
-            models = len(prepared.models)
-        return len(prepared.identifiers) * max(models, 1)
+    async def close(self) -> None:
+        """Answer every accepted request, then stop the writer."""
+        await self._queue.join()
+        self._writer.cancel()
+        self._thread.shutdown()
 
     async def _write(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            group = await self._next_group()
+            group = await self._queue.get_group(max_requests=MAX_GROUP, max_rows=MAX_GROUP_ROWS)
             try:
                 outcomes = await loop.run_in_executor(self._thread, self._commit, [w.prepared for w in group])
             except BaseException as problem:
@@ -93,11 +81,49 @@ class GroupCommit:
                 if not isinstance(problem, Exception):
                     raise
             finally:
-                for waiting in group:
-                    self._rows_waiting -= waiting.rows
-                    self._queue.task_done()
+                self._queue.done(group)
             for waiting, outcome in zip(group, outcomes, strict=True):
                 self._answer(waiting, outcome)
+
+
+class GroupCommit:
+    """The queues of erasure requests. Used as an async context manager.
+
+    Large requests have a queue and a thread of their own: writing one takes seconds, and small requests need
+    not wait for that. On SQLite they wait nevertheless, because only one transaction can write at a time.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._single_statement = None if services.database.is_sqlite else SingleStatement(services.database)
+        self._model_counts: dict[UUID, int] = {}
+
+    async def __aenter__(self) -> "GroupCommit":
+        self._small = _Lane("group-commit", self._commit, self._answer)
+        self._large = _Lane("large-requests", self._commit_large, self._answer)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Answer every accepted request, then stop the writers."""
+        await self._small.close()
+        await self._large.close()
+        if self._single_statement is not None:
+            self._single_statement.close()
+
+    async def submit(self, prepared: PreparedErasure) -> Answer:
+        """Queue a request and wait until it is committed. Raise `Unavailable` if too much is waiting."""
+        waiting = _Waiting(prepared, self._count_rows(prepared), asyncio.get_running_loop().create_future())
+        lane = self._large if waiting.rows > MAX_GROUP_ROWS else self._small
+        lane.put(waiting)
+        return await waiting.answer
+
+    def _count_rows(self, prepared: PreparedErasure) -> int:
+        """Count one row per subject and model. The tenant's number of models is that of its last request."""
+        if prepared.models is None:
+            models = self._model_counts.get(prepared.erasure["tenant_id"], UNKNOWN_MODELS)
+        else:
+            models = len(prepared.models)
+        return len(prepared.identifiers) * max(models, 1)
 
     def _answer(self, waiting: _Waiting, outcome: Answer | BaseException) -> None:
         if waiting.answer.cancelled():  # the client disconnected; its request is recorded nevertheless
@@ -107,16 +133,11 @@ class GroupCommit:
             return
         waiting.answer.set_result(outcome)
         if waiting.prepared.models is None and not outcome.replayed:
-            self._model_counts[waiting.prepared.erasure["tenant_id"]] = outcome.models
+            self._model_counts[waiting.tenant] = outcome.models
 
-    async def _next_group(self) -> list[_Waiting]:
-        """Take all waiting requests, up to a limit on requests and on rows."""
-        group = [await self._queue.get()]
-        rows = group[0].rows
-        while len(group) < MAX_GROUP and rows < MAX_GROUP_ROWS and not self._queue.empty():
-            group.append(self._queue.get_nowait())
-            rows += group[-1].rows
-        return group
+    def _commit_large(self, group: Sequence[PreparedErasure]) -> list[Answer | BaseException]:
+        """Write each request in a transaction of its own."""
+        return [self._commit_alone(prepared) for prepared in group]
 
     def _commit(self, group: Sequence[PreparedErasure]) -> list[Answer | BaseException]:
         """Write a group with one statement where possible, and the rest in one transaction."""
@@ -162,4 +183,5 @@ class GroupCommit:
         try:
             return record_group(self._services.database, [prepared])[0]
         except Exception as problem:
-            return problem if isinstance(problem, ServiceError) else ServiceError(type(problem).__name__)
+            known = isinstance(problem, ServiceError | OperationalError)
+            return problem if known else ServiceError(type(problem).__name__)

@@ -36,6 +36,7 @@ from lethe.certificate.audit_log import Actor
 
 KEY_LIFETIME = timedelta(hours=24)
 INSERT_ROWS = 5000
+MAX_ROWS = 5_000_000  # of one request, which is written in one transaction
 
 Key = tuple[UUID, bytes]
 Models = Sequence[tuple[UUID, str]]
@@ -245,6 +246,7 @@ def _resolve_models(
     for prepared in group:
         try:
             models = chosen_models(prepared, targets)
+            _check_rows(prepared, models)
         except InvalidRequest as problem:
             stored = stored_answer(session, prepared)
             outcomes[prepared.id] = stored.replay(prepared) if stored else problem
@@ -291,6 +293,14 @@ def chosen_models(prepared: PreparedErasure, targets: dict[UUID, dict[str, UUID]
             "those that are in use."
         )
     return [(known[name], name) for name in sorted(names)]
+
+
+def _check_rows(prepared: PreparedErasure, models: Models) -> None:
+    if len(prepared.identifiers) * len(models) > MAX_ROWS:
+        raise InvalidRequest(
+            f"The request has too many subjects for {len(models)} models: the product of both may be at most "
+            f"{MAX_ROWS:,}. Split it into several requests."
+        )
 
 
 def _claim_keys(session: Session, keyed: Sequence[Entry]) -> dict[Key, Recorded]:

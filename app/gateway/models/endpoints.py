@@ -9,6 +9,7 @@ from app.db.states import ModelState
 from app.db.tables import Model
 from app.gateway.auth.guard import CanAdminModels, CanReadModels, ServicesOf
 from app.gateway.event_stream import STREAM_RESPONSES, Changes
+from app.gateway.json_body import JsonRoute
 from app.gateway.models import repository, service
 from app.gateway.models.schemas import (
     AppendStarted,
@@ -22,7 +23,7 @@ from app.gateway.models.schemas import (
 from app.gateway.pagination import Cursor, Limit, Page, fetch_page
 from app.gateway.wake_up import WAKES_DISPATCHER
 
-router = APIRouter(prefix="/v1/models", tags=["models"])
+router = APIRouter(prefix="/v1/models", route_class=JsonRoute, tags=["models"])
 
 
 @router.post("", status_code=201)
@@ -34,7 +35,7 @@ def create_model(
     Next, upload its data, and its weights if it is already trained. Then validate it.
     """
     with services.database.writing() as session:
-        model = service.create(session, caller.tenant_id, body)
+        model = service.create(session, caller.tenant_id, body, quota=services.settings.max_models_per_tenant)
         response.headers["Location"] = f"/v1/models/{model.name}"
         return service.describe_model(session, model)
 
@@ -71,7 +72,9 @@ async def follow_model(
 ) -> StreamingResponse:
     """Stream a model as server-sent events: as it is now, and after every change, until it is retired."""
     return await changes.follow(
-        lambda: get_model(name, caller, services), lambda model: model.state == ModelState.RETIRED
+        caller.tenant_id,
+        lambda: get_model(name, caller, services),
+        lambda model: model.state == ModelState.RETIRED,
     )
 
 

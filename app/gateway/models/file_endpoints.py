@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from app.db.states import ImportRole
 from app.gateway.auth.guard import CanAdminModels, CanReadModels, ServicesOf
+from app.gateway.json_body import JsonRoute
 from app.gateway.models import files, service
 from app.gateway.models.files import Target, UnfinishedUpload
 from app.gateway.models.schemas import (
@@ -25,7 +26,7 @@ from app.gateway.models.schemas import (
 )
 from app.gateway.uploads import Uploads, binary_body, parse_content_range, parse_repr_digest
 
-router = APIRouter(prefix="/v1/models", tags=["models"])
+router = APIRouter(prefix="/v1/models", route_class=JsonRoute, tags=["models"])
 PARQUET, SAFETENSORS = "application/vnd.apache.parquet", "application/octet-stream"
 ONNX, JSON = "application/octet-stream", "application/json"
 _PIECE_STORED: dict[int | str, dict[str, Any]] = {
@@ -53,7 +54,8 @@ class FileUpload:
 
     async def store(self, target: Target) -> UploadedFile | UploadStatus:
         """Store the body in an upload thread."""
-        return await self.uploads.run(lambda: self._store(target, self.uploads.chunks(self.request)))
+        body = self.uploads.chunks(self.request)
+        return await self.uploads.run(self.caller.tenant_id, lambda: self._store(target, body))
 
     def _store(self, target: Target, body: Iterable[bytes]) -> UploadedFile | UploadStatus:
         where = (self.services, self.caller.tenant_id, self.name, target)

@@ -3,10 +3,19 @@
 from collections.abc import Sequence
 from uuid import UUID
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
-from app.db.states import OPEN_BATCH, PART_IMPORTS, ImportRole, JobKind, JobState, PartRole, SealReason
+from app.db.states import (
+    OPEN_BATCH,
+    PART_IMPORTS,
+    ImportRole,
+    JobKind,
+    JobState,
+    ModelState,
+    PartRole,
+    SealReason,
+)
 from app.db.tables import Batch, DatasetImport, DatasetPart, Job, Model, Upload
 
 
@@ -19,6 +28,12 @@ def by_name(session: Session, tenant_id: UUID, name: str, *, lock: bool = False)
     """Return the tenant's model with this name, or None."""
     query = of_tenant(tenant_id).where(Model.name == name)
     return session.scalar(query.with_for_update() if lock else query)
+
+
+def count_live(session: Session, tenant_id: UUID) -> int:
+    """Return how many models a tenant has that are not retired."""
+    live = of_tenant(tenant_id).where(Model.state != ModelState.RETIRED)
+    return session.scalar(select(func.count()).select_from(live.subquery())) or 0
 
 
 def parts(session: Session, model_id: UUID) -> Sequence[DatasetPart]:

@@ -10,6 +10,7 @@ from app.db.states import FileKind
 from app.db.tables import LibraryRepresentation
 from app.gateway.auth.caller import Caller
 from app.gateway.auth.guard import CanReadModels, ServicesOf
+from app.gateway.json_body import JsonRoute
 from app.gateway.models import representations, service
 from app.gateway.models.downloads import MEDIA_TYPE, Download, FileDownload, download_responses
 from app.gateway.models.schemas import LibraryEntryView, ModelName
@@ -17,7 +18,7 @@ from app.gateway.pagination import Cursor, Limit, Page, fetch_page
 from app.services import Services
 from lethe.certificate.representation import LIBRARY_NAME
 
-router = APIRouter(prefix="/v1", tags=["representations"])
+router = APIRouter(prefix="/v1", route_class=JsonRoute, tags=["representations"])
 JSON = "application/json"
 EntryName = Annotated[
     str,

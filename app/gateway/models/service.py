@@ -132,8 +132,8 @@ def list_parts(session: Session, model: Model) -> list[DatasetPartView]:
     ]
 
 
-def create(session: Session, tenant_id: UUID, body: ModelRequest) -> Model:
-    """Create a model. Raise `Conflict` if the tenant has one with the same name."""
+def create(session: Session, tenant_id: UUID, body: ModelRequest, *, quota: int) -> Model:
+    """Create a model. Raise `Conflict` if the tenant has one with the same name, or `quota` models."""
     representations.check_library(session, body.manifest.representation)
     model = Model(
         id=new_id(),
@@ -147,6 +147,11 @@ def create(session: Session, tenant_id: UUID, body: ModelRequest) -> Model:
         session.flush()
     except IntegrityError:
         raise Conflict(f"Your tenant already has a model named {body.name}. Choose another name.") from None
+    if quota and repository.count_live(session, tenant_id) > quota:
+        raise Conflict(
+            f"Your tenant has {quota} models, which is the limit of this installation. Retire one that you "
+            "no longer need, or ask the operator for more."
+        )
     _record(session, Action.MODEL_CREATED, model, {"policy": model.manifest["policy"]})
     return model
 

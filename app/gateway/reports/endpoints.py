@@ -78,6 +78,7 @@ async def follow_evaluation(
 ) -> StreamingResponse:
     """Stream an evaluation as server-sent events: as it is now, and after every change, until it ends."""
     return await changes.follow(
+        caller.tenant_id,
         lambda: get_evaluation(name, evaluation_id, caller, services),
         lambda report: report.state in service.ENDED,
     )
@@ -138,7 +139,9 @@ async def follow_advice(
 ) -> StreamingResponse:
     """Stream advice on a model as server-sent events: as it is now, and after every change, until it ends."""
     return await changes.follow(
-        lambda: get_advice(name, advice_id, caller, services), lambda report: report.state in service.ENDED
+        caller.tenant_id,
+        lambda: get_advice(name, advice_id, caller, services),
+        lambda report: report.state in service.ENDED,
     )
 
 
@@ -198,6 +201,7 @@ async def follow_audit(
 ) -> StreamingResponse:
     """Stream an audit as server-sent events: as it is now, and after every change, until it ends."""
     return await changes.follow(
+        caller.tenant_id,
         lambda: get_audit(certificate_id, audit_id, caller, services),
         lambda report: report.state in service.ENDED,
     )

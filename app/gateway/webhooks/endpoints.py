@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Response
 from app.db import webhook_store
 from app.db.webhooks import DeliveryState, WebhookDelivery, WebhookEndpoint
 from app.gateway.auth.guard import CanAdminWebhooks, ServicesOf
+from app.gateway.json_body import JsonRoute
 from app.gateway.pagination import Cursor, Limit, Page, fetch_page
 from app.gateway.webhooks import service
 from app.gateway.webhooks.schemas import (
@@ -21,7 +22,7 @@ from app.gateway.webhooks.schemas import (
     WebhookView,
 )
 
-router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
+router = APIRouter(prefix="/v1/webhooks", route_class=JsonRoute, tags=["webhooks"])
 
 
 @router.post("", status_code=201)

@@ -6,10 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fastapi.testclient import TestClient
 
+from app.core.webhooks.sender import Answer
 from app.db.webhooks import WebhookDelivery
 from app.dispatcher import webhook_delivery
+from app.gateway.auth.scopes import Scope
+from app.gateway.webhooks.service import MAX_WEBHOOKS
 from app.services import Services
 from tests import eventually
+from tests.integration.harness import key_for
 from tests.integration.webhooks.world import (
     Hook,
     Post,
@@ -125,6 +129,40 @@ def test_a_receiver_that_hangs_holds_nobody_else_up(
         assert len(slow.received) == webhook_delivery.PER_ENDPOINT
         go_on.set()
         post.courier.settle()
+
+
+class Stalling:
+    """A sender whose messages to some receivers do not arrive before the gate opens."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.sent: list[str] = []
+
+    def send(self, url: str, *, body: bytes, headers: dict[str, str]) -> Answer:
+        if "hanging" in url:
+            assert self.gate.wait(120)
+        self.sent.append(url)
+        return Answer(200)
+
+
+@ONE_DATABASE
+def test_the_hanging_receivers_of_a_tenant_do_not_hold_up_another(
+    gateway: TestClient, services: Services, owner: dict[str, str]
+) -> None:
+    for n in range(MAX_WEBHOOKS):
+        register(gateway, owner, f"https://hooks.example.com/hanging/{n}").post("/test")
+    other = register(gateway, key_for(services, "another tenant", Scope.ADMIN))
+    other.post("/test")
+    sender = Stalling()
+    courier = webhook_delivery.Courier(services, sender=sender)
+    assert courier.round() == webhook_delivery.PER_TENANT + 1
+    eventually(lambda: other.deliveries("delivered"))
+    other.post("/test")
+    eventually(lambda: courier.round() + 1 and len(other.deliveries("delivered")) == 2)
+    assert courier.round() == 0, "the senders that are left are not for the first tenant"
+    sender.gate.set()
+    eventually(lambda: courier.round() + 1 and len(sender.sent) == MAX_WEBHOOKS + 2)
+    courier.close()
 
 
 def test_after_the_last_try_it_is_dead_until_it_is_replayed(hook: Hook, post: Post, there: Receiver) -> None:

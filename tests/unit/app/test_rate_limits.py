@@ -1,0 +1,78 @@
+"""Limits on the requests of a key and of a tenant."""
+
+from uuid import UUID
+
+import pytest
+
+from app.core.settings import Settings
+from app.gateway.auth.caller import Caller
+from app.gateway.errors import TooManyRequests
+from app.gateway.rate_limits import RequestRates
+from lethe.certificate.audit_log import Actor
+
+TENANT, OTHER = UUID(int=1), UUID(int=2)
+
+
+def caller(key: int | None, tenant: UUID = TENANT) -> Caller:
+    key_id = None if key is None else UUID(int=key)
+    return Caller(tenant, key_id, frozenset(), Actor(kind="api-key", id="k", name="k"))
+
+
+class Gateway:
+    """The limits of a gateway whose clock the test moves: two requests per key, three per tenant."""
+
+    def __init__(self, per_key: int = 2, per_tenant: int = 3) -> None:
+        self.moment = 0.0
+        settings = Settings(requests_per_minute_per_key=per_key, requests_per_minute_per_tenant=per_tenant)
+        self.rates = RequestRates(settings, clock=lambda: self.moment)
+
+    def refused(self, who: Caller) -> TooManyRequests | None:
+        try:
+            self.rates.admit(who)
+        except TooManyRequests as problem:
+            return problem
+        return None
+
+
+def test_a_key_has_to_wait_until_its_minute_is_over() -> None:
+    gateway = Gateway()
+    assert not gateway.refused(caller(1))
+    gateway.moment = 20.5
+    assert not gateway.refused(caller(1))
+    refusal = gateway.refused(caller(1))
+    assert refusal is not None
+    assert refusal.headers == {
+        "Retry-After": "40",
+        "RateLimit-Policy": '"key";q=2;w=60',
+        "RateLimit": '"key";r=0;t=40',
+    }
+    gateway.moment = 59.9
+    assert gateway.refused(caller(1))
+    gateway.moment = 60.0
+    assert not gateway.refused(caller(1))
+
+
+def test_the_keys_and_people_of_a_tenant_share_a_limit_and_other_tenants_have_their_own() -> None:
+    gateway = Gateway()
+    assert not any(gateway.refused(caller(key)) for key in (1, 2, None))
+    refusal = gateway.refused(caller(3))
+    assert refusal is not None
+    assert refusal.headers["RateLimit-Policy"] == '"tenant";q=3;w=60'
+    assert not gateway.refused(caller(4, OTHER))
+
+
+def test_what_a_key_sends_beyond_its_limit_does_not_use_up_the_limit_of_its_tenant() -> None:
+    gateway = Gateway()
+    assert [bool(gateway.refused(caller(1))) for _ in range(5)] == [False, False, True, True, True]
+    assert not gateway.refused(caller(2))
+
+
+def test_a_limit_of_zero_is_no_limit() -> None:
+    gateway = Gateway(0, 0)
+    assert not any(gateway.refused(caller(1)) for _ in range(50))
+
+
+@pytest.mark.parametrize("field", ["requests_per_minute_per_key", "requests_per_minute_per_tenant"])
+def test_a_gateway_saturated_by_one_key_does_not_reach_the_default(field: str) -> None:
+    """Benchmarks measure about 3,600 requests per second."""
+    assert getattr(Settings(), field) > 3600 * 60
