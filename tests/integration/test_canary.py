@@ -1,7 +1,6 @@
 """A full run leaves no trace of the person: a canary is searched for in every file, table and log."""
 
 import io
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select, text
+from sqlalchemy import select
 
 from app.db.tables import DatasetPart, TaskSubject
-from app.db.types import Base
 from app.services import Services
+from tests.integration.database_files import database_bytes
 from tests.integration.harness import MANIFEST, System, parquet
 from tests.representations import TEXTS, raw_part, text_graph, tokenizer_json
 from worker.data.datasets import FEATURES, TEXT
@@ -119,24 +118,6 @@ def _with_traces(part: bytes) -> bytes:
     pq.write_table(table, sink, compression="none")
     assert sink.getvalue().count(CANARY.encode()) >= 3
     return sink.getvalue()
-
-
-def database_bytes(services: Services) -> bytes:
-    """Return the bytes of SQLite's file and WAL, free pages included, or every row of PostgreSQL's tables."""
-    if services.database.is_sqlite:
-        file = Path(services.settings.database.removeprefix("sqlite:///"))
-        # Reading in this process would drop its locks on the files (POSIX), and another process that closes
-        # the database would then delete the write-ahead log under it.
-        parts = sorted(map(str, file.parent.glob(file.name + "*")))
-        return subprocess.run(["cat", *parts], capture_output=True, check=True).stdout
-    with services.database.reading() as session:
-        rows = [
-            bytes(value) if isinstance(value, bytes | memoryview) else str(value).encode()
-            for table in Base.metadata.sorted_tables
-            for row in session.execute(text(f'SELECT * FROM "{table.name}"'))
-            for value in row
-        ]
-    return b"\0".join(rows)
 
 
 def _queue_bytes(services: Services) -> bytes:

@@ -22,9 +22,9 @@ from lethe.certificate.keys import KeySet, PublicKey, SigningKey
 from lethe.certificate.merkle import MemoryTree, leaf_hash
 from lethe.certificate.receipt import NO_DATA_PAYLOAD, NoDataHeldV1, verify_no_data_receipt
 from lethe.certificate.tree_head import verify_tree_head
+from tests.integration.database_files import database_bytes
 from tests.integration.harness import MANIFEST, create_model, dataset
 from tests.integration.model_api import Api, Headers, work
-from tests.integration.test_canary import database_bytes
 from worker.batch import no_data_receipts
 from worker.signing import load_signer
 

@@ -1,0 +1,1 @@
+"""Random faults on a running service: `python -m tests.chaos` (docs/operating.md)."""
