@@ -6,9 +6,10 @@ that are never erased. A biased set is erased from a version that was published 
 rows in a second experiment. Costs are in full passes over the rows: a Jacobian-vector and a vector-Jacobian
 product together count as one.
 
-BENCH_CASE=mnist measures that case alone, and BENCH_CASE=serving what a prediction costs. The figures of the
-others are kept, and each case names the commit and the load of the machine at which it was measured. Seconds
-depend on that load, passes and F1 do not.
+BENCH_CASE=mnist measures that case alone, and BENCH_CASE=serving what a prediction costs. BENCH_STAGE=biased
+or BENCH_STAGE=small measures one of the two experiments alone. All other figures are kept. Each experiment
+names the commit and the load of the machine at which it was measured: seconds depend on that load, passes and
+F1 do not.
 """
 
 import json
@@ -16,7 +17,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,147 +25,92 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from bench import networks
-from bench.datasets import Images, cifar10, mnist
+from bench.datasets import Images, mnist
+from bench.linearised_cases import (
+    CASES,
+    SEED,
+    Case,
+    Data,
+    objective_of,
+    objective_on,
+    prepare,
+    public_anchor,
+    split,
+)
 from bench.measurement import RESULTS, machine, peak_memory, timed
-from bench.network_data import scaled
 from lethe.certificate.privacy import sigma_for
 from lethe.integrations.networks import linearised
 from lethe.manifest import Manifest
 from worker.engine.baselines import tr_paper, zhang2024
 from worker.engine.baselines.result import BaselineResult
 from worker.engine.baselines.zhang2024 import ZhangSettings
-from worker.engine.linearised.objective import LinearisedObjective, preparation
-from worker.engine.networks.architectures import AllCnn, Mlp, ResNet18, Spec, build
+from worker.engine.linearised.objective import LinearisedObjective
+from worker.engine.networks.architectures import build
 from worker.engine.networks.objective import NetworkObjective
 from worker.engine.rows import ArrayRows
 from worker.engine.trust_region import Outcome, Solution, SolverSettings, minimise
 from worker.evaluation.biased_deletions import deletion_reaching
 from worker.evaluation.utility import NetworkHoldout, classification, compare
 
-EPSILON, DELTA, KL, SEED = 1.0, 1e-5, 0.104, 0
+EPSILON, DELTA, KL = 1.0, 1e-5, 0.104
 DRAWS = 5
-NOISES = 3  # published versions from which the small erasure starts
+NOISES = 5  # published versions from which the small erasure starts
 PREDICTIONS, PREDICTED_ROWS = 20, 1000
 SETTINGS = SolverSettings(max_steps=200)
 SMALL_SHARE = 0.001
+SMALL = "small_erasure"
 BIAS = {"mnist": "digits 0 and 7", "cifar10": "aeroplanes and horses", "resnet18": "aeroplanes and horses"}
-_BATCH, _SMOOTHING = 64, 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One dataset, network and anchor. `family` and `network` are what a manifest would say."""
+class Training:
+    """A case with its rows, its anchor and the model that was trained on all private rows."""
 
-    name: str
-    title: str
-    family: str
-    spec: Spec
-    network: dict[str, Any]
-    lam: float
-    target: float
-    public: int
-    private: int
-    epochs: int
-    rate: float
-    layers: tuple[str, ...] = ()
-    side: int | None = None
-    centre: float = 0.0
-    flip: bool = False
-    compared: bool = False  # with the baselines on the network itself
+    case: Case
+    data: Data
+    anchor: Tensor
+    trained: Solution
+    sigma: float
+    anchor_seconds: float
+    features_seconds: float
 
-
-MNIST = Case(
-    "mnist",
-    "MNIST, 784-64-64-10 ReLU, linearised",
-    "mlp",
-    Mlp((784, 64, 64, 10), "relu"),
-    {"hidden": [64, 64], "activation": "relu", "linearised": True},
-    lam=3e-3,
-    target=1e-4,
-    public=5000,
-    private=55_000,
-    epochs=40,
-    rate=3e-3,
-)
-CIFAR = Case(
-    "cifar10",
-    "CIFAR-10, last convolution and head of a ReLU CNN at 16 pixels, linearised",
-    "allcnn",
-    AllCnn((3, 16, 16), 10, ((16, 2), (32, 2), (32, 1)), "relu"),
-    {"image": [3, 16, 16], "channels": [[16, 2], [32, 2], [32, 1]], "activation": "relu", "linearised": True},
-    lam=3e-4,
-    target=1e-3,
-    public=10_000,
-    private=25_000,
-    epochs=30,
-    rate=5e-3,
-    layers=("layers.2", "head"),
-    side=16,
-    centre=0.5,
-    flip=True,
-)
-RESNET = Case(
-    "resnet18",
-    "CIFAR-10, last stage of a ReLU ResNet-18 at 16 pixels, linearised",
-    "resnet18",
-    ResNet18((3, 16, 16), 10, 8, 4, "relu"),
-    {"image": [3, 16, 16], "base_width": 8, "groups": 4, "activation": "relu", "linearised": True},
-    lam=1e-2,
-    target=1e-4,
-    public=10_000,
-    private=4000,
-    epochs=12,
-    rate=5e-3,
-    layers=("blocks.6", "blocks.7", "head"),
-    side=16,
-    centre=0.5,
-    flip=True,
-    compared=True,
-)
-CASES: dict[str, tuple[Case, Callable[[], Images]]] = {
-    "mnist": (MNIST, mnist),
-    "cifar10": (CIFAR, cifar10),
-    "resnet18": (RESNET, cifar10),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Public, private and test rows of a case, and those of the private and test rows that a fit reads."""
-
-    public: ArrayRows
-    private: ArrayRows
-    labels: NDArray[np.int64]
-    test: ArrayRows
-    prepared: ArrayRows | None = None
-    prepared_test: ArrayRows | None = None
+    def publish(self) -> Tensor:
+        """Return the trained weights with fresh noise. -> (d,)"""
+        return networks.released(self.trained.w, self.sigma)
 
 
 def run() -> None:
     """Measure every selected case, write results/linearised.json and print a summary."""
     report: dict[str, Any] = {"machine": machine(), "epsilon": EPSILON, "delta": DELTA}
-    selected = os.environ.get("BENCH_CASE")
-    written, began = report, report["machine"]["commit"]
+    selected, stage = os.environ.get("BENCH_CASE"), os.environ.get("BENCH_STAGE")
+    keep, began = bool(selected or stage), report["machine"]["commit"]
+    written = report = (_earlier_figures() if keep else {}) | report
 
     def circumstances() -> dict[str, Any]:
         now = machine()
         return {"commit": began, "threads": now["threads"], "load_at_end": now["load_at_start"]}
 
     for name, (case, images) in CASES.items():
-        if not selected or selected == name:
-            peak, figures = peak_memory(lambda case=case, images=images: measure(case, images()))  # type: ignore[misc]
+        if selected not in (None, "", name) or (stage == "small" and name not in report):
+            continue
+        peak, (training, figures) = peak_memory(
+            lambda case=case, images=images: train_and_measure(case, images(), measured=stage != "small")  # type: ignore[misc]
+        )
+        if figures is not None:
             report[name] = figures | {"peak_memory_bytes": peak} | circumstances()
-            written = write(report, keep=bool(selected))
-    if not selected or selected == "mnist":
+            written = write(report)
+        if stage != "biased":
+            report[name][SMALL] = small_erasure(training) | circumstances()
+            written = write(report)
+    if selected in (None, "", "mnist") and not stage:
         report["conditional"] = conditional_network() | circumstances()
-        written = write(report, keep=bool(selected))
-    if not selected or selected == "serving":
+        written = write(report)
+    if selected in (None, "", "serving") and not stage:
         report["serving"] = [serving_cost(case) for case, _ in CASES.values()]
-        written = write(report, keep=bool(selected))
+        written = write(report)
     print_report(written)
 
 
@@ -174,32 +120,44 @@ def _earlier_figures() -> dict[str, Any]:
     return {name: earlier[name] for name in (*CASES, "conditional", "serving") if name in earlier}
 
 
-def write(report: dict[str, Any], *, keep: bool) -> dict[str, Any]:
-    """Write the report, with the earlier figures of other cases if `keep`, and return it.
+def write(report: dict[str, Any]) -> dict[str, Any]:
+    """Write the report with its bars and return it.
 
-    It is called after each case, because the next one takes minutes.
+    It is called after each stage, because the next one takes minutes.
     """
-    report = (_earlier_figures() if keep else {}) | report
-    report["bars"] = bars(report)
+    written = report | {"bars": bars(report)}
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "linearised.json").write_text(json.dumps(report, indent=1) + "\n")
-    return report
+    (RESULTS / "linearised.json").write_text(json.dumps(written, indent=1) + "\n")
+    return written
 
 
-def measure(case: Case, images: Images) -> dict[str, Any]:
-    """Fit the anchor, train, release, erase, unlearn and compare with retraining."""
+def train(case: Case, images: Images) -> Training:
+    """Fit the anchor on the public rows, compute what does not move once, and train on the private rows."""
     data = split(images, case)
     anchor_seconds, anchor = timed(lambda: public_anchor(case, data.public))
-    data = prepare(case, data, anchor)
+    features_seconds, data = timed(lambda: prepare(case, data, anchor))
     private = objective_of(case, data, anchor, None)
     trained = _fit(case, private, private.anchor)
     sigma = sigma_for(epsilon=EPSILON, delta=DELTA, distance=case.target)
-    published = networks.released(trained.w, sigma)
+    return Training(case, data, anchor, trained, sigma, anchor_seconds, features_seconds)
+
+
+def train_and_measure(
+    case: Case, images: Images, *, measured: bool
+) -> tuple[Training, dict[str, Any] | None]:
+    """Train a case, and measure the biased erasure if it is to be `measured`."""
+    training = train(case, images)
+    return training, measure(training) if measured else None
+
+
+def measure(training: Training) -> dict[str, Any]:
+    """Release, erase a biased set, unlearn it and compare with retraining."""
+    case, data, anchor, sigma = training.case, training.data, training.anchor, training.sigma
+    published = training.publish()
     deletion = deletion_reaching(data.labels, KL, seed=SEED)
     retained = objective_of(case, data, anchor, deletion.rows)
     unlearned, retrained = _fit(case, retained, published), _fit(case, retained, retained.anchor)
-    small = _small_erasure(case, data, anchor, [networks.released(trained.w, sigma) for _ in range(NOISES)])
-    holdout = NetworkHoldout(_objective(case, data.prepared_test or data.test, anchor, data))
+    holdout = NetworkHoldout(objective_on(case, data.prepared_test or data.test, anchor, data))
     draws = [
         (networks.released(unlearned.w, sigma), networks.released(retrained.w, sigma)) for _ in range(DRAWS)
     ]
@@ -209,7 +167,7 @@ def measure(case: Case, images: Images) -> dict[str, Any]:
     ]
     released, again = np.mean(scores, axis=0)
     interval = compare(holdout, retrained=draws[0][1], unlearned=draws[0][0])
-    return _describe(case, data, retained.dimension) | {
+    return _describe(training, retained.dimension) | {
         "f1_anchor": 100 * classification(holdout, retained.anchor).micro_f1,
         "f1_before": 100 * classification(holdout, published).micro_f1,
         "f1_retrained": float(again),
@@ -222,119 +180,32 @@ def measure(case: Case, images: Images) -> dict[str, Any]:
         "people": len(deletion.rows),
         "biased_by": BIAS[case.name],
         "kl": deletion.drift.kl_retained_original,
-        "train_passes": trained.passes,
         "unlearn_seconds": unlearned.seconds,
         "retrain_seconds": retrained.seconds,
         "passes_unlearn": unlearned.passes,
         "passes_retrain": retrained.passes,
         "certified_distance": unlearned.distance,
         "rounding_over_lambda": unlearned.rounding / case.lam,
-        "sigma": sigma,
-        "anchor_seconds": anchor_seconds,
-        "small_erasure": small,
         "preconditioner": _preconditioner(retained, published),
         "baselines": _baselines(case, data, anchor, deletion.rows) if case.compared else None,
         "beside": None,
     }
 
 
-def split(images: Images, case: Case) -> Data:
-    """Split one fixed shuffle into public rows, then private rows."""
-    order = np.random.default_rng(SEED).permutation(len(images.train_labels))[: case.public + case.private]
-    pixels = scaled(images.train_images[order], images.shape, case.side, case.centre)
-    labels = images.train_labels[order].astype(np.int64)
-    test = scaled(images.test_images, images.shape, case.side, case.centre)
-    return Data(
-        public=ArrayRows(pixels[: case.public], labels[: case.public]),
-        private=ArrayRows(pixels[case.public :], labels[case.public :]),
-        labels=labels[case.public :],
-        test=ArrayRows(test, images.test_labels.astype(np.int64)),
-    )
-
-
-def prepare(case: Case, data: Data, anchor: Tensor) -> Data:
-    """Compute the activations before the first trained layer once, if only some layers are trained."""
-    constant = preparation(build(case.spec), anchor, case.layers, device="cpu")
-    if constant is None:
-        return data
-
-    def prepared(rows: ArrayRows) -> ArrayRows:
-        pieces = [(constant(x.double()), y) for x, y in rows.chunks(constant.chunk_rows)]
-        return ArrayRows(torch.cat([x for x, _ in pieces]), torch.cat([y for _, y in pieces]))
-
-    return replace(data, prepared=prepared(data.private), prepared_test=prepared(data.test))
-
-
-def public_anchor(case: Case, rows: ArrayRows) -> Tensor:
-    """Fit the network on public rows with AdamW in float32 and a one-cycle rate. -> (d,)"""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
-        module = build(case.spec).float()
-    x, y = rows.sample(torch.arange(rows.count))
-    generator = torch.Generator().manual_seed(SEED)
-    batches = rows.count // _BATCH
-    optimiser = torch.optim.AdamW(module.parameters(), lr=case.rate, weight_decay=0.05)
-    rate = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser, max_lr=case.rate, total_steps=case.epochs * batches + 1
-    )
-    for _ in range(case.epochs):
-        order = torch.randperm(rows.count, generator=generator)[: batches * _BATCH]
-        for picks in order.view(batches, _BATCH):
-            images = _flipped(x[picks], case, generator) if case.flip else x[picks]
-            optimiser.zero_grad()
-            loss = functional.cross_entropy(module(images), y[picks], label_smoothing=_SMOOTHING)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            rate.step()
-    return nn.utils.parameters_to_vector(module.parameters()).detach().double()
-
-
-def _flipped(x: Tensor, case: Case, generator: torch.Generator) -> Tensor:
-    """Mirror half of the images and shift each by up to one pixel."""
-    assert case.side is not None
-    images = x.view(-1, 3, case.side, case.side)
-    mirrored = torch.rand(len(x), generator=generator) < 0.5
-    images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
-    down, across = torch.randint(-1, 2, (2,), generator=generator).tolist()
-    return images.roll((down, across), (2, 3)).reshape(len(x), -1)
-
-
-def objective_of(
-    case: Case, data: Data, anchor: Tensor, erased: NDArray[np.int64] | None
-) -> LinearisedObjective:
-    """Return the linearised objective on the private rows without the erased ones."""
-    rows = data.prepared or data.private
-    if erased is not None:
-        keep = torch.from_numpy(np.setdiff1d(np.arange(len(data.labels)), erased))
-        rows = ArrayRows(*rows.sample(keep))
-    return _objective(case, rows, anchor, data)
-
-
-def _objective(case: Case, rows: ArrayRows, anchor: Tensor, data: Data) -> LinearisedObjective:
-    return LinearisedObjective(
-        rows,
-        case.spec,
-        case.lam,
-        anchor,
-        layers=case.layers,
-        prepared=data.prepared is not None,
-        width=data.private.width,
-    )
-
-
 def _fit(case: Case, objective: LinearisedObjective, start: Tensor) -> Solution:
     return minimise(objective, start, target=case.target, settings=SETTINGS)
 
 
-def _small_erasure(case: Case, data: Data, anchor: Tensor, published: list[Tensor]) -> dict[str, Any]:
+def small_erasure(training: Training) -> dict[str, Any]:
     """Erase 0.1 % of the rows, drawn evenly, and count the passes of unlearning and retraining.
 
     The passes of unlearning depend on the noise of the published version, so several versions are tried.
     """
+    case, data, anchor = training.case, training.data, training.anchor
     count = max(1, round(SMALL_SHARE * len(data.labels)))
     erased = np.random.default_rng(SEED + 1).permutation(len(data.labels))[:count]
     retained = objective_of(case, data, anchor, erased)
-    unlearned = [_fit(case, retained, version) for version in published]
+    unlearned = [_fit(case, retained, training.publish()) for _ in range(NOISES)]
     retrained = _fit(case, retained, retained.anchor)
     passes = [solution.passes for solution in unlearned]
     return {
@@ -398,7 +269,8 @@ def _baselines(case: Case, data: Data, anchor: Tensor, erased: NDArray[np.int64]
     }
 
 
-def _describe(case: Case, data: Data, dimension: int) -> dict[str, Any]:
+def _describe(training: Training, dimension: int) -> dict[str, Any]:
+    case, data = training.case, training.data
     return {
         "title": case.title,
         "rows": data.private.count,
@@ -409,6 +281,10 @@ def _describe(case: Case, data: Data, dimension: int) -> dict[str, Any]:
         "width": data.private.width,
         "lambda": case.lam,
         "target_distance": case.target,
+        "sigma": training.sigma,
+        "train_passes": training.trained.passes,
+        "anchor_seconds": training.anchor_seconds,
+        "features_seconds": training.features_seconds,
     }
 
 
@@ -489,12 +365,13 @@ def bars(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
     for name in (name for name in CASES if name in report):
         case = report[name]
-        title, small = case["title"], case["small_erasure"]
+        title, small = case["title"], case.get(SMALL)
         bar(f"{title}: |ΔF1|", abs(case["delta_f1"]), 0.1, abs(case["delta_f1"]) <= 0.1)
         certified = case["certified_distance"]
         proved = case["assurance"] == "proved"
         bar(f"{title}: proved, Δ", certified, case["target_distance"], proved)
-        bar(f"{title}: passes to erase 0.1 %, share", small["ratio"], 0.5, small["ratio"] <= 0.5)
+        if small is not None:
+            bar(f"{title}: passes to erase 0.1 %, share", small["ratio"], 0.5, small["ratio"] <= 0.5)
         if name == "mnist":
             bar(f"{title}: F1 released", case["f1_before"], 96.0, case["f1_before"] >= 96.0)
             other = report.get("conditional", {}).get("f1_before")
