@@ -177,9 +177,9 @@ class States:
 def put_into_every_state(states: States) -> None:
     """Create one request, with a model and a batch of its own, for each name in the table of sentences."""
     started = ("sealed", "queued", "solving", "drawing", "gated", "over_budget", "cancelled", "failed")
-    published = ("discarded", "purging", "completed", "late")
+    published = ("discarded", "purging", "completed", "late", "to_approve", "to_discard")
     overdue = now() - timedelta(hours=30)
-    for name in ("waiting", "overdue", *started, *published):
+    for name in ("waiting", "to_withdraw", "overdue", *started, *published):
         due = overdue if name == "overdue" else now() - timedelta(hours=1) if name == "late" else None
         model = states.model(f"m-{name.replace('_', '-')}")
         states.ask(name, model, due=due)
@@ -189,13 +189,12 @@ def put_into_every_state(states: States) -> None:
     for name in ("solving", "gated", "over_budget", "failed", *published):
         states.run(name, BatchStep.SOLVE)
     states.run("drawing", BatchStep.RELEASE)
-    states.draw("gated")
-    states.hold("gated", HeldReason.QUALITY_GATE)
+    for name in ("gated", "discarded", "to_approve", "to_discard"):
+        states.draw(name)
+        states.hold(name, HeldReason.QUALITY_GATE)
     states.hold("over_budget", HeldReason.BUDGET)
     states.cancel("cancelled")
     states.fail("failed")
-    states.draw("discarded")
-    states.hold("discarded", HeldReason.QUALITY_GATE)
     states.decide("discarded", Decision.DISCARD, "the score is too low")
     with states.at("discarded") as (session, batch, _):
         transitions.discarded(session, batch, now())
@@ -239,6 +238,9 @@ class Observer:
         answer = self.visitor.client.get(path, headers=self.visitor.headers)
         assert answer.status_code == 200, answer.text
         return answer.json()
+
+    def post(self, path: str, body: Any) -> Any:
+        return self.visitor.client.post(path, json=body, headers=self.visitor.headers)
 
     def page(self, path: str) -> str:
         answer = self.visitor.get(path)

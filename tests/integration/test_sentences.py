@@ -259,3 +259,35 @@ def test_what_is_said_about_a_model(seen: Observer, name: str) -> None:
         assert words not in page
     left = seen.get(f"/v1/models/{name}/ledger")["releases_left"]
     assert (left == 0) == (name == "rejected")
+
+
+def test_a_reason_by_command_or_api_is_kept_with_the_batch(seen: Observer) -> None:
+    approved, discarded = (str(seen.states.batches[name]) for name in ("to_approve", "to_discard"))
+    shown = seen.command("batch", "approve", approved, "--reason", "the score is fine")
+    assert "approve by test" in shown
+    assert "the score is fine" in shown
+    refused = seen.post(f"/v1/batches/{discarded}/discard", {"reason": "x" * 201})
+    assert refused.status_code == 422
+    decided = seen.post(f"/v1/batches/{discarded}/discard", {"reason": "too weak"}).json()["decided"]
+    assert (decided["decision"], decided["by"], decided["reason"]) == ("discard", "test", "too weak")
+    assert seen.get(f"/v1/batches/{approved}")["decided"]["reason"] == "the score is fine"
+    page = text_of(seen.page(f"/batches/{approved}"))
+    assert page.count("test approved the version on hold: “the score is fine”") == 1
+    entries = seen.get("/v1/audit-log")["items"]
+    for action in ("batch.approved", "batch.discarded"):
+        (entry,) = [e for e in entries if e["action"] == action and e["actor"]["name"] == "test"]
+        assert entry["details"]["reason"] == "in the history of the batch"
+    assert "reason in the history of the batch" in seen.command("audit-log", "list")
+    assert "too weak" not in str(entries), "the audit log can never be changed, so it holds no free text"
+
+
+def test_the_reason_of_a_withdrawal_is_shown_with_the_request(seen: Observer) -> None:
+    erasure_id = str(seen.states.erasures["to_withdraw"])
+    shown = seen.command("erasure", "withdraw", erasure_id, "--reason", "sent twice")
+    assert "Withdrawn because sent twice" in shown
+    assert seen.get(f"/v1/erasures/{erasure_id}")["withdrawal_reason"] == "sent twice"
+    page = text_of(seen.page(f"/erasures/{erasure_id}"))
+    assert "Withdrawn This request was withdrawn before it was carried out." in page
+    assert "Withdrawn because sent twice" in page
+    (entry,) = seen.get("/v1/audit-log?action=erasure.withdrawn")["items"]
+    assert entry["details"] == {"reason": "in the erasure"}

@@ -43,7 +43,9 @@ def reject_model(
     # Recording a request locks its models as well, so no task appears unseen while this one ends the others.
     session.execute(select(Model.id).where(Model.id == model.id).with_for_update())
     model.state, model.reasons, model.progress = ModelState.REJECTED, reasons, None
-    complete_unreached(session, model, clock.now())
+    for erasure_id in complete_unreached(session, model, clock.now()):
+        # The same notice as of a withdrawal: a task ended without a batch, and its erasure may be complete.
+        webhooks.add_notice(session, NoticeKind.WITHDRAWN, erasure_id)
     webhooks.add_notice(session, NoticeKind.MODEL_REJECTED, model.id)
     session.flush()
 
@@ -69,8 +71,8 @@ def retire_model(session: Session, model: Model) -> None:
     session.flush()
 
 
-def complete_unreached(session: Session, model: Model, now: datetime) -> None:
-    """received → completed, for the tasks of a model that never became ready.
+def complete_unreached(session: Session, model: Model, now: datetime) -> Sequence[UUID]:
+    """received → completed, for the tasks of a model that never became ready. Return their erasures.
 
     No batch will ever take these tasks, and no version was published with anyone's rows. A completed task
     without a batch tells the tenant that the model was not registered. The stored outcome is not shown.
@@ -82,8 +84,10 @@ def complete_unreached(session: Session, model: Model, now: datetime) -> None:
             outcome=SubjectOutcome.NOT_IN_TRAINING_SET, identifier=None, person=None
         ).execution_options(synchronize_session=False)
     )
-    session.execute(
+    ended = (
         update(Task)
         .where(Task.model_id == model.id, Task.state == TaskState.RECEIVED)
         .values(state=TaskState.COMPLETED, completed_at=now)
+        .returning(Task.erasure_id)
     )
+    return session.scalars(ended.execution_options(synchronize_session=False)).all()
