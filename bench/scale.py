@@ -31,7 +31,7 @@ from app.dispatcher import sealing
 from app.gateway.auth import service as access
 from app.gateway.auth.scopes import Scope
 from app.gateway.erasures import service as erasures
-from app.gateway.erasures.recording import insert_erasures
+from app.gateway.erasures.recording import ChosenModel, insert_erasures
 from app.gateway.erasures.schemas import ErasureRequest
 from app.gateway.main import create_app
 from app.gateway.metrics.collector import ServiceCollector
@@ -229,7 +229,7 @@ class _Installation:
                 request = ErasureRequest(subjects=[f"person-{n}"], reference=f"case-{n}")
                 prepared = erasures.prepare(services.vault, self._tenant, request, request.subjects, None)
                 model = n % len(self.models)
-                requests.append((prepared, [(self.models[model], f"m{model}")]))
+                requests.append((prepared, [ChosenModel(self.models[model], f"m{model}")]))
             with services.database.writing() as session:
                 insert_erasures(session, requests)
 

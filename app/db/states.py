@@ -128,11 +128,29 @@ class SubjectOutcome(StrEnum):
     NOT_IN_TRAINING_SET = "not_in_training_set"
 
 
+class TaskOutcome(StrEnum):
+    """The result of a task for one person, as its tenant sees it: one of theirs, or none on this model."""
+
+    ERASED = "erased"
+    ERASED_OUTSIDE_TRAINING = "erased_outside_training"
+    NOT_IN_TRAINING_SET = "not_in_training_set"
+    MODEL_NOT_REGISTERED = "model_not_registered"  # derived, not stored: the task ended without a batch
+
+
 class Decision(StrEnum):
     """What the owner of a held batch decided about its draw."""
 
     APPROVE = "approve"
     DISCARD = "discard"
+
+
+class BatchDecision(StrEnum):
+    """What the model's team can decide about a batch."""
+
+    APPROVE = "approve"
+    DISCARD = "discard"
+    RETRY = "retry"
+    CANCEL = "cancel"
 
 
 class SealReason(StrEnum):

@@ -325,6 +325,7 @@ class Erasure(Base):
     due_at: Mapped[datetime]
     extended_at: Mapped[datetime | None]
     extension_reason: Mapped[str | None] = mapped_column(String(200))
+    withdrawal_reason: Mapped[str | None] = mapped_column(String(200))
     created_at: Mapped[datetime] = mapped_column(default=now)
     traceparent: Mapped[str | None] = mapped_column(String(55))
 

@@ -3,11 +3,12 @@
 The service checks manifests with these rules, and `lethe model validate` does so before anything is uploaded.
 """
 
+import difflib
 import re
 from math import prod
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from lethe.certificate import privacy
 from lethe.certificate.assurance import ANALYTIC_FAMILIES, CONVEX_FAMILIES, linearisation_of
@@ -64,6 +65,62 @@ class Origins(BaseModel):
 Size = Annotated[int, Field(ge=1, le=65_536)]
 
 
+_FAMILY = re.compile(r"[a-z0-9][a-z0-9_-]{0,49}")
+
+
+def _describe_families(name: str) -> str:
+    """Say which families exist, and which is probably meant.
+
+    >>> _describe_families("sofmax")
+    'Did you mean softmax? The built-in families are logistic, ridge, softmax, mlp, allcnn and resnet18.'
+    """
+    near = difflib.get_close_matches(name.lower(), BUILT_IN_FAMILIES, n=1)
+    guess = f"Did you mean {near[0]}? " if near else ""
+    *others, last = BUILT_IN_FAMILIES
+    return f"{guess}The built-in families are {', '.join(others)} and {last}."
+
+
+def _describe_uncertain(family: str) -> str:
+    """Say why a family cannot be unlearned with a guarantee as it is, and what can be done."""
+    choices = (
+        "set network.linearised to true (certificates are then proved, for any architecture), the policy's "
+        "method to retrain, or its heuristic to true for an estimate without a guarantee"
+    )
+    if family in BUILT_IN_FAMILIES:
+        return f"no bound is known on how fast the curvature of a {family} changes: {choices}"
+    return (
+        f"{family} is not a built-in family. {_describe_families(family)} A PyTorch module can be an mlp, an "
+        "allcnn or a resnet18, or a plug-in on the workers. No bound is known on how fast the curvature of a "
+        f"plug-in changes: for one, {choices}"
+    )
+
+
+def _check_family(value: object) -> object:
+    if isinstance(value, str) and not _FAMILY.fullmatch(value):
+        raise ValueError(
+            "the name of a family has up to 50 of the characters a-z, 0-9, '_', '-'. "
+            + _describe_families(value).removesuffix(".")
+        )
+    return value
+
+
+def _check_activation(value: object) -> object:
+    if isinstance(value, str) and value not in ACTIVATIONS:
+        near = difflib.get_close_matches(value.lower(), ACTIVATIONS, n=1)
+        guess = f"Did you mean {near[0]}? " if near else ""
+        raise ValueError(
+            f"there is no such activation. {guess}There are gelu, silu, tanh and softplus, which are smooth, "
+            "and relu, which has a kink and needs linearised = true. A linearised plug-in can have any other"
+        )
+    return value
+
+
+ActivationName = Annotated[
+    Literal["gelu", "silu", "tanh", "softplus", "relu"], BeforeValidator(_check_activation)
+]
+ACTIVATIONS: tuple[str, ...] = get_args(get_args(ActivationName)[0])
+
+
 class Network(BaseModel):
     """The shape of a network.
 
@@ -85,7 +142,7 @@ class Network(BaseModel):
         description="The layers of a linearised network that are trained. By default all are.",
         examples=[["layers.1", "head"]],
     )
-    activation: Literal["gelu", "silu", "tanh", "softplus", "relu"] = Field(
+    activation: ActivationName = Field(
         "gelu",
         description="The activation. ReLU has a kink and no second derivative, so a network with it must be "
         "linearised.",
@@ -111,8 +168,9 @@ class Network(BaseModel):
     def _linearised_where_needed(self) -> Self:
         if self.activation == "relu" and not self.linearised:
             raise ValueError(
-                "relu has a kink, so the network is not smooth: set linearised to true, or choose another "
-                "activation"
+                "relu has a kink, so the network has no second derivative, which training and its bounds "
+                "need. Set linearised to true, which allows any activation, or choose gelu, silu, tanh or "
+                "softplus"
             )
         if self.layers is not None and not self.linearised:
             raise ValueError("layers can only be chosen for a linearised network: set linearised to true")
@@ -138,7 +196,7 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
-    family: str = Field(
+    family: Annotated[str, BeforeValidator(_check_family)] = Field(
         pattern=r"^[a-z0-9][a-z0-9_-]{0,49}$",
         description="The family: softmax, logistic, ridge, mlp, allcnn, resnet18, or a plug-in's name.",
         examples=["softmax"],
@@ -200,8 +258,9 @@ class Manifest(BaseModel):
             return self
         fields = frozenset() if self.network is None else self.network.fields_set
         if fields != _NEEDED[self.family]:
-            needed = " and ".join(sorted(_NEEDED[self.family]))
-            raise ValueError(f"the network of a {self.family} is described by {needed} and nothing else")
+            *others, last = sorted(_NEEDED[self.family])
+            needed = f"{', '.join(others)} and {last}" if others else last
+            raise ValueError(f"the network of the family {self.family} is described by {needed} alone")
         assert self.network is not None
         if self.network.image is not None and prod(self.network.image) != self.width:
             raise ValueError("width must be the number of pixels of network.image")
@@ -233,10 +292,7 @@ class Manifest(BaseModel):
             and self.family not in ANALYTIC_FAMILIES
             and not self.policy.heuristic
         ):
-            raise ValueError(
-                f"the curvature of the family {self.family} can only be sampled: set the policy's method to "
-                "retrain, or heuristic to true for an estimate without a guarantee"
-            )
+            raise ValueError(_describe_uncertain(self.family))
         if method == "guo2020" and not convex:
             raise ValueError(
                 "guo2020 needs a loss that is convex in the weights; choose another method or family"

@@ -48,7 +48,7 @@ def _check(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the values of the fields that are right, and the problems of the others and of all rules."""
     names = {field.alias or name: name for name, field in model.model_fields.items()}
-    problems = [f"{place}{key}: {_unknown(key, names)}" for key in document if key not in names]
+    problems = [f"{place}{key}: {_unknown(key, names, model)}" for key in document if key not in names]
     values: dict[str, Any] = {}
     wrong: set[str] = set()
     for key, name in names.items():
@@ -111,6 +111,10 @@ def _describe(error: ValidationError, place: str) -> Iterator[str]:
         yield f"{where}: {text}" if where else text
 
 
-def _unknown(key: object, names: Mapping[str, str]) -> str:
+def _unknown(key: object, names: Mapping[str, str], model: type[BaseModel]) -> str:
+    for name, field in model.model_fields.items():
+        inner = _inner_model(field.annotation)
+        if inner is not None and key in inner.model_fields:
+            return f"unknown field; did you mean {field.alias or name}.{key}?"
     close = difflib.get_close_matches(str(key), list(names), n=1)
     return f"unknown field; did you mean {close[0]}?" if close else "unknown field"

@@ -9,8 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
 from app.core.settings import PREFIX, Settings
+from app.db.states import ModelState
+from app.db.tables import Model
 from app.dispatcher.loop import Dispatcher
 from app.gateway.auth import service as access
 from app.gateway.auth.scopes import Scope
@@ -41,6 +44,12 @@ def key_for(services: Services, tenant: str, *scopes: Scope) -> dict[str, str]:
     with services.database.writing() as session:
         key = access.create_key(session, tenant=tenant, name="test", scopes=scopes)
     return {"Authorization": f"Bearer {key.secret}"}
+
+
+def set_state(services: Services, state: ModelState) -> None:
+    """Put every model into a state, without a worker. Requests look at the state of a model only."""
+    with services.database.writing() as session:
+        session.execute(update(Model).values(state=state))
 
 
 class System:

@@ -68,6 +68,13 @@ class Api:
         answer = self.gateway.post("/v1/erasures", json={"subjects": subjects}, headers=self.headers)
         assert answer.status_code == 202
 
+    def ask(self, *subjects: str, **details: Any) -> Any:
+        """Request an erasure and return the answer."""
+        body = {"subjects": subjects, **details}
+        answer = self.gateway.post("/v1/erasures", json=body, headers=self.headers)
+        assert answer.status_code == 202, answer.text
+        return answer.json()
+
     def batch(self, batch_id: str) -> Any:
         return self.gateway.get(f"/v1/batches/{batch_id}", headers=self.headers).json()
 

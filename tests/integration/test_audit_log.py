@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from app.db import audit_log
 from app.db.audit_log import Action, AuditEntry, AuditHead
+from app.db.states import ModelState
 from app.gateway.auth import service as access
 from app.gateway.auth.scopes import Scope
 from app.gateway.main import ROUTERS
@@ -32,7 +33,7 @@ from lethe.certificate.audit_log import (
     verify_audit_log,
 )
 from lethe.certificate.keys import SigningKey
-from tests.integration.harness import MANIFEST, dataset, key_for
+from tests.integration.harness import MANIFEST, dataset, key_for, set_state
 from worker import main as worker
 from worker.signing import load_signer
 
@@ -74,17 +75,20 @@ def sign(services: Services) -> int:
 # What is recorded
 
 
-def test_changes_are_recorded_with_the_key_that_made_them(gateway: TestClient, admin: dict[str, str]) -> None:
+def test_changes_are_recorded_with_the_key_that_made_them(
+    gateway: TestClient, admin: dict[str, str], services: Services
+) -> None:
     key = gateway.post(
         "/v1/api-keys", json={"name": "intake", "scopes": ["erasures:write"]}, headers=admin
     ).json()
     gateway.post("/v1/models", json={"name": "toy", "manifest": MANIFEST}, headers=admin)
     gateway.put("/v1/models/toy/dataset/part0", content=dataset(rows=20), headers=admin)
+    set_state(services, ModelState.READY)
     intake = {"Authorization": f"Bearer {key['secret']}"}
     body = {"subjects": ["secret-person", "other"], "reference": "case-77", "reason": "my reason"}
     erasure = gateway.post("/v1/erasures", json=body, headers=intake).json()
     gateway.post(f"/v1/erasures/{erasure['id']}/extend", json={"reason": "complex"}, headers=intake)
-    gateway.delete(f"/v1/erasures/{erasure['id']}", headers=intake)
+    gateway.delete(f"/v1/erasures/{erasure['id']}?reason=my+withdrawal", headers=intake)
     gateway.delete(f"/v1/api-keys/{key['id']}", headers=admin)
 
     entries = gateway.get("/v1/audit-log", headers=admin).json()["items"][::-1]
@@ -99,7 +103,7 @@ def test_changes_are_recorded_with_the_key_that_made_them(gateway: TestClient, a
     assert entries[4]["details"] == {"subjects": 2, "models": ["toy"]}
     assert [entry["sequence"] for entry in entries] == list(range(8))
     text_of_log = json.dumps(entries)
-    for private in ("secret-person", "case-77", "my reason", "complex", key["secret"]):
+    for private in ("secret-person", "case-77", "my reason", "complex", 'withdrawal"', key["secret"]):
         assert private not in text_of_log
 
 

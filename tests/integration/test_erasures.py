@@ -12,6 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import DataError
 
 from app.core.clock import now
+from app.db.states import ModelState
 from app.db.tables import Erasure, Model, Task, TaskSubject
 from app.gateway.auth.scopes import Scope
 from app.gateway.erasures import group_commit, recording
@@ -20,16 +21,17 @@ from app.gateway.erasures.schemas import ErasureRequest
 from app.gateway.erasures.service import prepare
 from app.gateway.errors import ServiceError, Unavailable
 from app.services import Services
-from tests.integration.harness import MANIFEST, key_for
+from tests.integration.harness import MANIFEST, key_for, set_state
 
 Headers = dict[str, str]
 
 
 @pytest.fixture
-def models(gateway: TestClient, admin: Headers) -> list[str]:
+def models(gateway: TestClient, admin: Headers, services: Services) -> list[str]:
     for name in ("alpha", "beta"):
         body = {"name": name, "manifest": MANIFEST}
         assert gateway.post("/v1/models", json=body, headers=admin).status_code == 201
+    set_state(services, ModelState.READY)
     return ["alpha", "beta"]
 
 

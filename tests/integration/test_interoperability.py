@@ -22,12 +22,13 @@ from app.core.settings import Settings, SettingsError
 from app.core.webhooks import targets
 from app.core.webhooks.sender import Sender
 from app.db.callbacks import RequestCallback
+from app.db.states import ModelState
 from app.db.tables import Erasure
 from app.dispatcher.callbacks import LOOK_AGAIN, CallbackCourier
 from app.gateway.auth.scopes import Scope
 from app.gateway.main import create_app
 from app.services import Services
-from tests.integration.harness import MANIFEST, key_for
+from tests.integration.harness import MANIFEST, key_for, set_state
 from tests.webhook_receiver import Receiver, receiver
 
 ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -123,6 +124,7 @@ def test_a_request_by_opendsr_becomes_an_erasure_with_a_signed_receipt(
     gateway: TestClient, services: Services, admin: dict[str, str]
 ) -> None:
     gateway.post("/v1/models", json={"name": "toy", "manifest": MANIFEST}, headers=admin)
+    set_state(services, ModelState.READY)
     body = dsr()
     raw = json.dumps(body)
     answer = gateway.post("/opendsr/v3/requests", content=raw, headers=admin)
@@ -181,6 +183,7 @@ def test_scopes_and_tenants_keep_opendsr_and_fides_apart(
     gateway: TestClient, services: Services, admin: dict[str, str]
 ) -> None:
     gateway.post("/v1/models", json={"name": "toy", "manifest": MANIFEST}, headers=admin)
+    set_state(services, ModelState.READY)
     body = dsr()
     assert gateway.post("/opendsr/v3/requests", json=body, headers=admin).status_code == 201
     where = f"/opendsr/v3/requests/{body['subject_request_id']}"
@@ -208,6 +211,7 @@ def test_an_opendsr_controller_hears_every_change_of_status(
     gateway: TestClient, services: Services, admin: dict[str, str], there: Receiver, reporter: Reporter
 ) -> None:
     gateway.post("/v1/models", json={"name": "toy", "manifest": MANIFEST}, headers=admin)
+    set_state(services, ModelState.READY)
     body = dsr(status_callback_urls=[there.url])
     assert gateway.post("/opendsr/v3/requests", json=body, headers=admin).status_code == 201
     assert reporter.report() == 1
@@ -265,6 +269,7 @@ def test_fides_waits_until_the_erasure_has_ended(
     gateway: TestClient, services: Services, admin: dict[str, str], there: Receiver, reporter: Reporter
 ) -> None:
     gateway.post("/v1/models", json={"name": "toy", "manifest": MANIFEST}, headers=admin)
+    set_state(services, ModelState.READY)
     body = {
         "privacy_request_id": "pri_0298",
         "direction": "two_way",

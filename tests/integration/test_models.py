@@ -241,17 +241,40 @@ def test_a_model_that_never_became_ready_holds_up_no_erasure_once_retired(
 ) -> None:
     api.create()
     api.put("dataset/part0", dataset())
-    asked = api.gateway.post("/v1/erasures", json={"subjects": ["s1"]}, headers=api.headers)
-    where = asked.headers["Location"]
+    body = {"subjects": ["s1"], "models": ["toy"]}  # by name: the request waits until it is registered
+    where = api.gateway.post("/v1/erasures", json=body, headers=api.headers).headers["Location"]
     assert api.gateway.get(where, headers=api.headers).json()["state"] != "completed"
     api.call("DELETE", "/toy")
     erasure = api.gateway.get(where, headers=api.headers).json()
     assert erasure["state"] == "completed"
-    assert erasure["tasks"][0]["outcomes"] == {"not_in_training_set": 1}
+    assert erasure["tasks"][0]["outcomes"] == {"model_not_registered": 1}
     assert services.storage.list("datasets") == []
     with services.database.reading() as session:
         assert session.scalars(select(TaskSubject.identifier)).all() == [None]
-    assert api.gateway.get(f"{where}/receipts", headers=api.headers).status_code == 410
+    assert api.gateway.get(f"{where}/receipts", headers=api.headers).json()["items"] == []
+
+
+def test_an_erasure_ends_at_once_on_models_that_are_not_registered(api: Api, services: Services) -> None:
+    """A request for all models never waits for a draft or a rejected model. It says why."""
+    api.create()
+    api.put("dataset/part0", b"not parquet")
+    draft = api.ask("s1")
+    assert (draft["state"], draft["tasks"][0]["outcomes"]) == ("completed", {"model_not_registered": 1})
+    api.call("POST", "/toy/validate", 202)
+    waiting = api.ask("s1", "s2")
+    assert waiting["state"] == "received", "the model may be ready in a moment"
+    work(services)
+    assert api.call("GET", "/toy")["state"] == "rejected"
+    after = api.ask("s1")
+    named = api.ask("s1", models=["toy"])
+    for erasure in (waiting, after, named):
+        shown = api.gateway.get(f"/v1/erasures/{erasure['id']}", headers=api.headers).json()
+        assert shown["state"] == "completed"
+        assert shown["tasks"][0]["outcomes"] == {"model_not_registered": shown["subjects"]}
+        assert shown["tasks"][0]["notice"].startswith("This model was not registered")
+    with services.database.reading() as session:
+        assert set(session.scalars(select(TaskSubject.identifier))) == {None}, "no identifier is kept"
+    assert api.call("GET", "/toy/ledger")["releases_left"] == 0
 
 
 def test_a_holdout_without_subjects_is_taken(api: Api, services: Services) -> None:

@@ -1,5 +1,6 @@
 """State changes of jobs by attempts, and their effect on the job's batch or model."""
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -160,20 +161,23 @@ def backoff_after(attempt: int, first: float) -> timedelta:
     return min(timedelta(seconds=min(first, 300.0) * 2.0**doublings), LONGEST_BACKOFF)
 
 
-def cancel(session: Session, job: Job, batch: Batch, now: datetime) -> None:
+def cancel(
+    session: Session, job: Job, batch: Batch, now: datetime, decided: Mapping[str, str] | None = None
+) -> None:
     """waiting, queued or running → done, on the owner's request. The caller holds the lock on the job's row.
 
     A running attempt loses its token and can write nothing more. The batch is held, and its requests stay
-    open until the owner retries it. An append fails instead, and its parts stay staged.
+    open until the owner retries it. An append fails instead, and its parts stay staged. `decided` says who
+    cancelled it and why.
     """
     session.execute(delete(OutboxMessage).where(OutboxMessage.job_id == job.id))
     job.state, job.finished_at, job.token = JobState.DONE, now, None
     job.error = job.failure_cause = None
     batch.step = batch.progress = None
     if job.kind == JobKind.APPEND:
-        refuse_append(session, batch, CANCELLED, now, cancelled=True)
+        refuse_append(session, batch, CANCELLED, now, cancelled=True, decided=decided)
     else:
-        hold_batch(session, batch, HeldReason.CANCELLED, CANCELLED, now)
+        hold_batch(session, batch, HeldReason.CANCELLED, CANCELLED, now, decided)
 
 
 def has_drawn(session: Session, batch: Batch) -> bool:

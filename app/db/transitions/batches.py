@@ -158,12 +158,23 @@ def draw_recorded(session: Session, batch: Batch) -> None:
     forget_faults(session.get_one(Job, batch.job_id))
 
 
-def hold_batch(session: Session, batch: Batch, reason: HeldReason, detail: str, now: datetime) -> None:
-    """any → held, until its owner decides. If an attempt computed on the rows, record it as refused."""
+def hold_batch(
+    session: Session,
+    batch: Batch,
+    reason: HeldReason,
+    detail: str,
+    now: datetime,
+    decided: Mapping[str, str] | None = None,
+) -> None:
+    """any → held, until its owner decides. If an attempt computed on the rows, record it as refused.
+
+    `decided` says who put the batch on hold and why, if someone cancelled it.
+    """
     batch.state, batch.held_reason, batch.error = BatchState.HELD, reason, detail[:1000]
     batch.cancelled = reason == HeldReason.CANCELLED
     refusals.record_refused_batch(session, batch, RefusalReason(reason))
-    add_event(session, batch.id, EventKind.HELD, {"reason": reason, "detail": detail}, now)
+    event = {"reason": reason, "detail": detail, **(decided or {})}
+    add_event(session, batch.id, EventKind.HELD, event, now)
 
 
 def decide(
@@ -230,13 +241,22 @@ def _reopen(session: Session, batch: Batch, now: datetime) -> None:
 
 
 def refuse_append(
-    session: Session, batch: Batch, detail: str, now: datetime, *, cancelled: bool = False
+    session: Session,
+    batch: Batch,
+    detail: str,
+    now: datetime,
+    *,
+    cancelled: bool = False,
+    decided: Mapping[str, str] | None = None,
 ) -> None:
-    """any → failed, for an append. It is not held, because an open batch would delay the model's erasures."""
+    """any → failed, for an append. It is not held, because an open batch would delay the model's erasures.
+
+    `decided` says who cancelled it and why.
+    """
     batch.state, batch.error, batch.step = BatchState.FAILED, detail[:1000], None
     batch.cancelled = cancelled
     refusals.record_refused_batch(session, batch, RefusalReason.APPEND_REFUSED)
-    add_event(session, batch.id, EventKind.FAILED, {"error": batch.error}, now)
+    add_event(session, batch.id, EventKind.FAILED, {"error": batch.error, **(decided or {})}, now)
 
 
 def complete_batch(session: Session, batch: Batch, now: datetime) -> None:

@@ -8,6 +8,7 @@ from uuid import UUID
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from app.core import clock
 from app.db import refusals, webhooks
 from app.db.manifest import Manifest
 from app.db.states import JobKind, ModelState, RefusalReason, SubjectOutcome, TaskState, VersionState
@@ -32,14 +33,19 @@ def accept_model(session: Session, model: Model, report: dict[str, Any]) -> None
 def reject_model(
     session: Session, model: Model, reasons: list[str], *, uncertifiable: Manifest | None = None
 ) -> None:
-    """validating → rejected, with the reasons to show to the owner.
+    """validating → rejected, with the reasons to show to the owner. Erasures that wait for the model end.
 
     Pass the manifest as `uncertifiable` if its guarantee could not be certified on these rows: such a refusal
     reveals something about the rows and is recorded.
     """
     if uncertifiable is not None:
         refusals.record_refusal(session, model, uncertifiable, RefusalReason.REJECTED)
+    # Recording a request locks its models as well, so no task appears unseen while this one ends the others.
+    session.execute(select(Model.id).where(Model.id == model.id).with_for_update())
     model.state, model.reasons, model.progress = ModelState.REJECTED, reasons, None
+    for erasure_id in complete_unreached(session, model, clock.now()):
+        # The same notice as of a withdrawal: a task ended without a batch, and its erasure may be complete.
+        webhooks.add_notice(session, NoticeKind.WITHDRAWN, erasure_id)
     webhooks.add_notice(session, NoticeKind.MODEL_REJECTED, model.id)
     session.flush()
 
@@ -65,11 +71,11 @@ def retire_model(session: Session, model: Model) -> None:
     session.flush()
 
 
-def complete_unreached(session: Session, model: Model, now: datetime) -> None:
-    """received → completed, for the tasks of a model that never became ready.
+def complete_unreached(session: Session, model: Model, now: datetime) -> Sequence[UUID]:
+    """received → completed, for the tasks of a model that never became ready. Return their erasures.
 
-    No batch will ever take these tasks. Nothing was trained on the rows, and the uploaded files are deleted
-    with the model.
+    No batch will ever take these tasks, and no version was published with anyone's rows. A completed task
+    without a batch tells the tenant that the model was not registered. The stored outcome is not shown.
     """
     waiting = select(Task.id).where(Task.model_id == model.id, Task.state == TaskState.RECEIVED)
     subjects = update(TaskSubject).where(TaskSubject.task_id.in_(waiting))
@@ -78,8 +84,10 @@ def complete_unreached(session: Session, model: Model, now: datetime) -> None:
             outcome=SubjectOutcome.NOT_IN_TRAINING_SET, identifier=None, person=None
         ).execution_options(synchronize_session=False)
     )
-    session.execute(
+    ended = (
         update(Task)
         .where(Task.model_id == model.id, Task.state == TaskState.RECEIVED)
         .values(state=TaskState.COMPLETED, completed_at=now)
+        .returning(Task.erasure_id)
     )
+    return session.scalars(ended.execution_options(synchronize_session=False)).all()

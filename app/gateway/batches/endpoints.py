@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import AsyncIterator
+from typing import Annotated
 from uuid import UUID
 
 import anyio
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Body, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
@@ -14,7 +15,7 @@ from app.db.tables import Batch, BatchEvent
 from app.gateway.auth.caller import Caller
 from app.gateway.auth.guard import CanAdminModels, CanReadModels, ServicesOf
 from app.gateway.batches import service
-from app.gateway.batches.schemas import BatchView
+from app.gateway.batches.schemas import BatchView, DecisionReason
 from app.gateway.event_stream import STREAM_RESPONSES, Changes, EventStream, LastEventId, Listener
 from app.gateway.pagination import Cursor, Limit, Page, fetch_page
 from app.gateway.wake_up import WAKES_DISPATCHER
@@ -24,6 +25,7 @@ router = APIRouter(prefix="/v1/batches", tags=["batches"])
 POLL_SECONDS = 0.3
 KEEP_ALIVE_SECONDS = 15
 EVENTS_PER_POLL = 500
+OptionalReason = Annotated[DecisionReason | None, Body(description="Why. The body may be left out.")]
 
 
 @router.get("")
@@ -65,43 +67,59 @@ async def follow_batch_changes(
 
 
 @router.post("/{batch_id}/retry", status_code=202, dependencies=[WAKES_DISPATCHER])
-def retry_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchView:
+def retry_batch(
+    batch_id: UUID, caller: CanAdminModels, services: ServicesOf, body: OptionalReason = None
+) -> BatchView:
     """Retry a batch that is on hold or failed, under the model's current policy."""
     with services.database.writing() as session:
-        return service.describe_batch(session, service.retry(session, caller.tenant_id, batch_id), caller)
+        batch = service.retry(session, caller.tenant_id, batch_id, _decided(caller, body))
+        return service.describe_batch(session, batch, caller)
 
 
 @router.post("/{batch_id}/cancel", status_code=202)
-def cancel_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchView:
+def cancel_batch(
+    batch_id: UUID, caller: CanAdminModels, services: ServicesOf, body: OptionalReason = None
+) -> BatchView:
     """Cancel a batch whose noise is not drawn yet.
 
     The batch is then on hold, and its erasures stay open until you retry it. A cancelled append fails, and
     its parts stay staged. Cancelling twice changes nothing.
     """
     with services.database.writing() as session:
-        return service.describe_batch(session, service.cancel(session, caller.tenant_id, batch_id), caller)
+        batch = service.cancel(session, caller.tenant_id, batch_id, _decided(caller, body))
+        return service.describe_batch(session, batch, caller)
 
 
 @router.post("/{batch_id}/approve", status_code=202, dependencies=[WAKES_DISPATCHER])
-def approve_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchView:
+def approve_batch(
+    batch_id: UUID, caller: CanAdminModels, services: ServicesOf, body: OptionalReason = None
+) -> BatchView:
     """Publish the draw of a batch that is on hold, exactly as it is."""
-    return _decide(services, caller, batch_id, Decision.APPROVE)
+    return _decide(services, caller, batch_id, Decision.APPROVE, body)
 
 
 @router.post("/{batch_id}/discard", status_code=202, dependencies=[WAKES_DISPATCHER])
-def discard_batch(batch_id: UUID, caller: CanAdminModels, services: ServicesOf) -> BatchView:
+def discard_batch(
+    batch_id: UUID, caller: CanAdminModels, services: ServicesOf, body: OptionalReason = None
+) -> BatchView:
     """Destroy the draw of a batch that is on hold.
 
     A signed statement counts it as a release, so it spends from the model's lifetime budget. Retry the batch
     afterwards.
     """
-    return _decide(services, caller, batch_id, Decision.DISCARD)
+    return _decide(services, caller, batch_id, Decision.DISCARD, body)
 
 
-def _decide(services: Services, caller: Caller, batch_id: UUID, decision: Decision) -> BatchView:
+def _decide(
+    services: Services, caller: Caller, batch_id: UUID, decision: Decision, body: DecisionReason | None
+) -> BatchView:
     with services.database.writing() as session:
-        batch = service.decide(session, caller.tenant_id, batch_id, decision)
+        batch = service.decide(session, caller.tenant_id, batch_id, decision, _decided(caller, body))
         return service.describe_batch(session, batch, caller)
+
+
+def _decided(caller: Caller, body: DecisionReason | None) -> dict[str, str]:
+    return service.who_and_why(caller, None if body is None else body.reason)
 
 
 @router.get(

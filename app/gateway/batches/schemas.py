@@ -4,9 +4,31 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from app.db.states import BatchState, HeldReason
+from app.db.states import BatchDecision, BatchState, HeldReason
+from app.gateway.reasons import ReasonText
+
+
+class DecisionReason(BaseModel):
+    """Why someone decides as they do. It may be left out."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"reason": "the holdout score is good enough"}]}
+    )
+
+    reason: ReasonText | None = Field(
+        None, description="Why you decide so. It becomes part of the batch's history. Do not name a person."
+    )
+
+
+class DecisionMade(BaseModel):
+    """The latest decision about a batch."""
+
+    decision: BatchDecision = Field(description="What was decided.")
+    by: str | None = Field(description="The name of the API key or the person who decided.")
+    reason: str | None = Field(description="Why, in their words. Null if they gave no reason.")
+    at: datetime = Field(description="When it was decided.")
 
 
 class BatchView(BaseModel):
@@ -15,6 +37,13 @@ class BatchView(BaseModel):
     id: UUID
     model: str = Field(description="The name of the model.")
     state: BatchState = Field(description="`held` means that the batch is on hold until someone decides.")
+    summary: str = Field(
+        description="The state in words: its name, and what it means. For a batch on hold, it says why."
+    )
+    decisions: list[BatchDecision] = Field(
+        description="What can be decided now: `POST /v1/batches/{batch_id}/` and one of these words."
+    )
+    decided: DecisionMade | None = Field(description="The latest decision. Null if there was none.")
     sealed_because: str = Field(
         description="Why the batch was sealed: `count`, `age`, `deadline`, `flush` or `append`."
     )

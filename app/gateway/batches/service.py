@@ -11,12 +11,23 @@ from app.core.clock import now
 from app.db import audit_log, refusals, transitions
 from app.db.audit_log import Action
 from app.db.manifest import Manifest
-from app.db.states import BatchState, Decision, HeldReason, JobState, SealReason
+from app.db.states import (
+    BatchDecision,
+    BatchState,
+    BatchStep,
+    Decision,
+    EventKind,
+    HeldReason,
+    JobState,
+    SealReason,
+)
 from app.db.tables import Batch, BatchEvent, DrawRecord, Job, Model, Version
 from app.gateway.auth.caller import Caller
 from app.gateway.auth.scopes import Scope
-from app.gateway.batches.schemas import BatchView
+from app.gateway.batches.schemas import BatchView, DecisionMade
 from app.gateway.errors import Conflict, NotFound
+from app.gateway.sentences import describe_batch as describe_state
+from app.gateway.sentences import join_sentences
 from lethe.certificate.predicate import SMALLEST_DESCRIBED_SET
 from lethe.policy import Policy
 
@@ -24,6 +35,14 @@ CANCELLABLE = (BatchState.SEALED, BatchState.QUEUED, BatchState.RUNNING)
 ENDED = (BatchState.COMPLETED, BatchState.FAILED)
 _NO_BATCH = "Your tenant has no batch with this id."
 _DECIDED = {Decision.APPROVE: Action.BATCH_APPROVED, Decision.DISCARD: Action.BATCH_DISCARDED}
+# The events that record a decision. A batch is also put on hold, or fails, without anyone's decision.
+_DECISION_OF = {
+    EventKind.APPROVE: BatchDecision.APPROVE,
+    EventKind.DISCARD: BatchDecision.DISCARD,
+    EventKind.RETRY: BatchDecision.RETRY,
+    EventKind.HELD: BatchDecision.CANCEL,
+    EventKind.FAILED: BatchDecision.CANCEL,
+}
 
 
 def of_tenant(tenant_id: UUID) -> Select[Batch]:
@@ -105,7 +124,9 @@ def retry_changes_choices(session: Session, batch_id: UUID) -> bool:
     return refusals.changed_after_refusal(session, model, Manifest.model_validate(model.manifest))
 
 
-def cancel(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch:
+def cancel(
+    session: Session, tenant_id: UUID, batch_id: UUID, decided: Mapping[str, str] | None = None
+) -> Batch:
     """Cancel a batch. Refused once noise may be drawn: a draw is published, or discarded and counted."""
     job = _locked_job(session, tenant_id, batch_id)
     batch = session.get_one(Batch, batch_id)
@@ -122,9 +143,26 @@ def cancel(session: Session, tenant_id: UUID, batch_id: UUID) -> Batch:
             "Noise has been drawn for the batch, so it can no longer be cancelled. If the batch is put on "
             "hold, you can discard the draw."
         )
-    transitions.cancel(session, job, batch, now())
-    _record(session, tenant_id, Action.BATCH_CANCELLED, batch)
+    transitions.cancel(session, job, batch, now(), decided)
+    _record(session, tenant_id, Action.BATCH_CANCELLED, batch, decided)
     return batch
+
+
+def who_and_why(caller: Caller, reason: str | None) -> dict[str, str]:
+    """Return who decides and why, for the history of a batch."""
+    return {"by": caller.actor.name} | ({"why": reason} if reason else {})
+
+
+def possible_decisions(batch: Batch, *, has_draw: bool) -> list[BatchDecision]:
+    """Return what can be decided about a batch now. The decision itself is checked again."""
+    if batch.state == BatchState.HELD and has_draw:
+        return [BatchDecision.APPROVE, BatchDecision.DISCARD]
+    if batch.state in (BatchState.HELD, BatchState.FAILED):
+        return [] if batch.sealed_because == SealReason.APPEND else [BatchDecision.RETRY]
+    is_drawing = batch.state == BatchState.RUNNING and batch.step == BatchStep.RELEASE
+    if batch.state not in CANCELLABLE or has_draw or is_drawing or not batch.policy.get("cancellable", True):
+        return []
+    return [BatchDecision.CANCEL]
 
 
 def _record(
@@ -205,27 +243,59 @@ def describe_batch(session: Session, batch: Batch, caller: Caller) -> BatchView:
 
 
 def describe_batches(session: Session, batches: Sequence[Batch], caller: Caller) -> list[BatchView]:
-    """Return batches as this caller may see them. Takes one query, however many there are.
+    """Return batches as this caller may see them. Takes two queries, however many there are.
 
     Only the model's team sees the class drift, and the row counts of small batches.
     """
     rows = session.execute(
-        select(Batch.id, Model.name, Job, Version)
+        select(Batch.id, Model.name, Job, Version, DrawRecord.batch_id)
         .join(Model, Model.id == Batch.model_id)
         .join(Job, Job.id == Batch.job_id)
         .outerjoin(Version, Version.batch_id == Batch.id)
+        .outerjoin(DrawRecord, DrawRecord.batch_id == Batch.id)
         .where(Batch.id.in_([batch.id for batch in batches]))
     )
-    related = {batch_id: (model, job, version) for batch_id, model, job, version in rows}
+    related = {row[0]: row for row in rows}
+    decided = _latest_decisions(session, [batch.id for batch in batches])
     team = caller.may(Scope.MODELS_ADMIN)
-    return [_view_of(batch, *related[batch.id], team=team) for batch in batches]
+    views = []
+    for batch in batches:
+        _, model, job, version, draw = related[batch.id]
+        view = _view_of(batch, model, job, version, has_draw=draw is not None, team=team)
+        view.decided = decided.get(batch.id)
+        views.append(view)
+    return views
 
 
-def _view_of(batch: Batch, model: str, job: Job, version: Version | None, *, team: bool) -> BatchView:
+def _latest_decisions(session: Session, batch_ids: Sequence[UUID]) -> dict[UUID, DecisionMade]:
+    """Return the latest decision about each batch, from its history."""
+    events = session.scalars(
+        select(BatchEvent)
+        .where(BatchEvent.batch_id.in_(batch_ids), BatchEvent.kind.in_(_DECISION_OF))
+        .order_by(BatchEvent.id)
+    )
+    decided = {}
+    for event in events:
+        decision = _DECISION_OF[EventKind(event.kind)]
+        if decision == BatchDecision.CANCEL and "by" not in event.data:
+            continue  # the service put the batch on hold, or gave it up
+        by, reason = event.data.get("by"), event.data.get("why")
+        decided[event.batch_id] = DecisionMade(decision=decision, by=by, reason=reason, at=event.at)
+    return decided
+
+
+def _view_of(
+    batch: Batch, model: str, job: Job, version: Version | None, *, has_draw: bool, team: bool
+) -> BatchView:
+    held_reason = HeldReason(batch.held_reason) if batch.held_reason else None
+    state, adds_rows = BatchState(batch.state), batch.sealed_because == SealReason.APPEND
     return BatchView(
         id=batch.id,
         model=model,
-        state=BatchState(batch.state),
+        state=state,
+        summary=join_sentences(*describe_state(state, held_reason, adds_rows=adds_rows)),
+        decisions=possible_decisions(batch, has_draw=has_draw),
+        decided=None,
         sealed_because=batch.sealed_because,
         step=batch.step,
         subjects=batch.subjects,
@@ -234,7 +304,7 @@ def _view_of(batch: Batch, model: str, job: Job, version: Version | None, *, tea
         waiting_for=waiting_for(batch, job),
         shift=batch.shift if team else None,
         progress=batch.progress,
-        held_reason=HeldReason(batch.held_reason) if batch.held_reason else None,
+        held_reason=held_reason,
         error=batch.error or job.error,
         warnings=warnings(batch),
         version=version.number if version else None,

@@ -47,8 +47,8 @@ class VerificationLine(BaseModel):
     number: int = Field(description="The number of the check.")
     title: str = Field(description="What is checked.")
     ok: bool | None = Field(
-        description="Whether the check passed. Null if it was not run because this server does not have the "
-        "file."
+        description="Whether the check passed. Null if it was not run, because this server does not have the "
+        "file or because it depends on a check that failed."
     )
     detail: str = Field(description="What was checked, and why it failed if it did.")
 

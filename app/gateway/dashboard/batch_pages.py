@@ -8,7 +8,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
-from app.db.states import BatchState, Decision, EventKind, SealReason
+from app.db.states import Decision, EventKind
 from app.db.tables import Batch
 from app.gateway.auth.caller import Caller
 from app.gateway.auth.guard import ServicesOf
@@ -56,6 +56,7 @@ REASONS = {
     APPROVE.name: Reason("Why this version may be published"),
     DISCARD.name: Reason("Why this version is discarded"),
     RETRY.name: Reason("Why it is tried again (optional)", required=False),
+    CANCEL.name: Reason("Why it is cancelled (optional)", required=False),
 }
 CHOICES_CHANGED = (
     "The policy (ε, δ or Δ*) or the regularisation λ has changed since an attempt on the same rows was "
@@ -65,13 +66,9 @@ CHOICES_CHANGED = (
 ACTIONS = {action.name: action for action in (RETRY, APPROVE, DISCARD, CANCEL)}
 
 
-def possible_actions(batch: BatchView, *, has_held_draw: bool) -> list[Action]:
+def possible_actions(batch: BatchView) -> list[Action]:
     """Return the decisions to offer. The service checks again when one is made."""
-    if batch.state == BatchState.HELD and has_held_draw:
-        return [APPROVE, DISCARD]
-    if batch.state in (BatchState.HELD, BatchState.FAILED):
-        return [] if batch.sealed_because == SealReason.APPEND else [RETRY]
-    return [CANCEL] if batch.state in service.CANCELLABLE else []
+    return [ACTIONS[decision] for decision in batch.decisions]
 
 
 def solver_view(session: Session, batch: BatchView) -> dict[str, Any]:
@@ -112,7 +109,6 @@ def show_batch(request: Request, batch_id: UUID, caller: ModelReader, services: 
         batch = service.describe_batch(session, service.get(session, caller.tenant_id, batch_id), caller)
         solver = solver_view(session, batch)
         events = queries.batch_history(session, batch_id, MAX_EVENTS)
-        has_held_draw = queries.has_held_draw(session, batch_id)
     may_decide = caller.may(Scope.MODELS_ADMIN)
     return render_page(
         request,
@@ -120,7 +116,7 @@ def show_batch(request: Request, batch_id: UUID, caller: ModelReader, services: 
         batch=batch,
         solver=solver,
         events=events,
-        actions=possible_actions(batch, has_held_draw=has_held_draw) if may_decide else [],
+        actions=possible_actions(batch) if may_decide else [],
         started_steps={str(event.data.get("step")) for event in events if event.kind == EventKind.STEP},
     )
 
@@ -187,15 +183,10 @@ def _find_action(name: str) -> Action:
 
 def _perform(action: Action, caller: Caller, batch_id: UUID, reason: str, services: Services) -> None:
     with services.database.writing() as session:
-        decided = _describe_decision(caller, reason)
+        decided = service.who_and_why(caller, reason)
         if action is RETRY:
             service.retry(session, caller.tenant_id, batch_id, decided)
         elif action is CANCEL:
-            service.cancel(session, caller.tenant_id, batch_id)
+            service.cancel(session, caller.tenant_id, batch_id, decided)
         else:
             service.decide(session, caller.tenant_id, batch_id, Decision(action.name), decided)
-
-
-def _describe_decision(caller: Caller, reason: str) -> dict[str, str]:
-    """Return who decided and why, for the history of the batch."""
-    return {"by": caller.actor.name} | ({"why": reason} if reason else {})

@@ -7,10 +7,10 @@ from fastapi import Request, Response
 from pydantic import TypeAdapter, ValidationError
 
 from app.gateway.dashboard.pages import render_page
-from app.gateway.erasures.schemas import Short
 from app.gateway.errors import InvalidRequest
+from app.gateway.reasons import ReasonText
 
-_REASON: TypeAdapter[str] = TypeAdapter(Short)
+_REASON: TypeAdapter[str] = TypeAdapter(ReasonText)
 REASON_FIELD = "reason"
 
 

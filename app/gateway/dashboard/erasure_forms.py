@@ -58,6 +58,9 @@ EXTEND = Action(
 EXTENSION_REASON = Reason(
     "Why the request needs more time", help="It is shown with the request and in the letter to the person."
 )
+WITHDRAWAL_REASON = Reason(
+    "Why the request is withdrawn (optional)", required=False, help="It is shown with the request."
+)
 WITHDRAW = Action(
     "withdraw",
     "Withdraw the request",
@@ -238,7 +241,14 @@ def confirm_withdrawal(
     with services.database.reading() as session:
         erasure = _view(session, caller.tenant_id, erasure_id)
     waiting = [task.model for task in erasure.tasks if task.state == TaskState.RECEIVED]
-    return render_confirmation(request, WITHDRAW, f"/erasures/{erasure_id}", _facts(erasure), models=waiting)
+    return render_confirmation(
+        request,
+        WITHDRAW,
+        f"/erasures/{erasure_id}",
+        _facts(erasure),
+        reason=WITHDRAWAL_REASON,
+        models=waiting,
+    )
 
 
 @router.post("/{erasure_id}/withdraw")
@@ -249,7 +259,8 @@ async def withdraw_request(
 
     def withdraw() -> None:
         with services.database.writing() as session:
-            service.withdraw(session, caller.tenant_id, erasure_id, form.get("model") or None)
+            reason = reason_in(form, required=False)
+            service.withdraw(session, caller.tenant_id, erasure_id, form.get("model") or None, reason)
 
     await run_in_threadpool(withdraw)
     return RedirectResponse(f"/erasures/{erasure_id}", 303)

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.core.clock import now
 from app.db.states import OPEN_BATCH, EventKind, ModelState
-from app.db.tables import Batch, BatchEvent, Certificate, DrawRecord, Erasure, Model, Task, task_is_open
+from app.db.tables import Batch, BatchEvent, Certificate, Erasure, Model, Task, task_is_open
 from app.gateway.batches import service as batches
 from app.gateway.erasures import repository as erasures
 
@@ -72,11 +72,6 @@ def batches_of_model(session: Session, model_id: UUID, limit: int) -> Sequence[B
     """Return the newest batches of a model, newest first."""
     query = select(Batch).where(Batch.model_id == model_id).order_by(Batch.id.desc()).limit(limit)
     return session.scalars(query).all()
-
-
-def has_held_draw(session: Session, batch_id: UUID) -> bool:
-    """Return whether a draw of this batch waits for a decision. Takes no lock."""
-    return session.scalar(select(DrawRecord.batch_id).where(DrawRecord.batch_id == batch_id)) is not None
 
 
 def progress_reports(session: Session, batch_id: UUID, limit: int) -> Sequence[BatchEvent]:

@@ -7,46 +7,19 @@ from typing import Any
 
 from app.core.clock import now
 from app.db.states import (
-    BatchState,
     BatchStep,
     EventKind,
-    HeldReason,
     ModelState,
     SealReason,
-    SubjectOutcome,
-    TaskState,
+    TaskOutcome,
     VersionState,
 )
+from app.gateway.sentences import BATCH, ERASURE, HELD, States
 from lethe.certificate.privacy import loss_exceeds, shift_for
+from lethe.certificate.vocabulary import ASSURANCES
 
-States = Mapping[str, tuple[str, str]]  # state → (its name, what it means for the reader)
+__all__ = ["BATCH", "ERASURE", "HELD", "States"]
 
-ERASURE: States = {
-    TaskState.RECEIVED: ("Received", "This request has been recorded and is waiting for the next batch."),
-    TaskState.BATCHED: ("Scheduled", "This request is part of a batch that has not started yet."),
-    TaskState.RUNNING: ("In progress", "The batch with this request is in progress."),
-    TaskState.COMPLETED: ("Done", "This request is complete. See the results below."),
-    TaskState.FAILED: (
-        "Needs attention",
-        "The batch with this request failed. The request stays open until someone tries the batch again.",
-    ),
-    TaskState.WITHDRAWN: ("Withdrawn", "This request was withdrawn before it was carried out."),
-}
-BATCH: States = {
-    BatchState.SEALED: ("Sealed", "The requests in this batch are fixed. A worker will receive it next."),
-    BatchState.QUEUED: ("Queued", "This batch is waiting for a free worker."),
-    BatchState.RUNNING: ("Running", "A worker is removing the data from the model."),
-    BatchState.PURGING: ("Cleaning up", "The new version is published. The old data is being deleted."),
-    BatchState.COMPLETED: ("Completed", "The new version is published and the old data has been deleted."),
-    BatchState.FAILED: (
-        "Failed",
-        "Every attempt failed. The requests stay open until someone tries the batch again.",
-    ),
-    BatchState.HELD: (
-        "On hold, needs a decision",
-        "The model's team has to decide how this batch continues.",
-    ),
-}
 MODEL: States = {
     ModelState.UPLOADING: ("Draft", "The data and weights are still being uploaded."),
     ModelState.VALIDATING: ("Being checked", "A worker is checking the data and weights."),
@@ -60,21 +33,10 @@ VERSION: States = {
     VersionState.PURGED: ("Purged", "deleted"),
 }
 OUTCOME: Mapping[str, str] = {
-    SubjectOutcome.ERASED: "Erased from the model",
-    SubjectOutcome.ERASED_OUTSIDE_TRAINING: "Found only outside the training data, and deleted there",
-    SubjectOutcome.NOT_IN_TRAINING_SET: "No data found",
-}
-HELD: Mapping[str, str] = {
-    HeldReason.NOT_CERTIFIABLE: "The erasure could not be certified, and the policy does not allow "
-    "retraining. Change the policy, then try again.",
-    HeldReason.BUDGET: "The model's lifetime privacy budget is used up, and the policy does not allow "
-    "retraining. Allow retraining or raise the budget, then try again.",
-    HeldReason.CANCELLED: "Someone cancelled this batch. Its requests stay open until someone tries it "
-    "again.",
-    HeldReason.QUALITY_GATE: "The new version scores lower on the holdout data than the policy allows. "
-    "Publish it as it is, or discard it.",
-    HeldReason.UNPUBLISHED: "A new version was drawn but could not be published. Noise is never drawn twice "
-    "for the same release, so publish this version as it is, or discard it.",
+    TaskOutcome.ERASED: "Erased from the model",
+    TaskOutcome.ERASED_OUTSIDE_TRAINING: "Found only outside the training data, and deleted there",
+    TaskOutcome.NOT_IN_TRAINING_SET: "No data found",
+    TaskOutcome.MODEL_NOT_REGISTERED: "The model was not registered",
 }
 STEPS: Mapping[str, str] = {
     BatchStep.RESOLVE: "Find the rows",
@@ -112,6 +74,8 @@ DECISION: Mapping[str, str] = {
     EventKind.APPROVE: "approved the version on hold",
     EventKind.DISCARD: "discarded the version on hold",
     EventKind.RETRY: "tried the batch again",
+    EventKind.HELD: "cancelled the batch",
+    EventKind.FAILED: "cancelled the batch",
 }
 MECHANISM = {
     "tr": "Unlearned",
@@ -120,14 +84,6 @@ MECHANISM = {
     "tr-paper": "Unlearned (trust-region baseline)",
     "guo2020": "Unlearned (baseline of Guo et al. 2020)",
     "zhang2024": "Unlearned (baseline of Zhang et al. 2024)",
-}
-ASSURANCE = {
-    "proved": "Proved: the guarantee follows mathematically from the assumptions listed.",
-    "conditional": "Conditional: the guarantee follows from the assumptions listed, but at least one of them "
-    "is not proved.",
-    "heuristic": "An estimate, not a guarantee: it rests on a constant that was sampled, not bounded.",
-    "as-published": "As published: the authors of the method claim this guarantee. Lethe repeats the claim "
-    "and does not prove it.",
 }
 ASSUMPTION = {
     "declared-origins": "Features, constants and policy do not depend on anyone who can be erased",
@@ -359,18 +315,47 @@ def describe_delta(epsilon: float, delta: float) -> str:
     )
 
 
-def describe_policy(policy: Any, sigma: float | None) -> list[str]:
-    """Return the owner's policy as sentences."""
+def describe_assurance(assurance: str) -> str:
+    """Return a level of assurance with the sentence that explains it.
+
+    >>> describe_assurance("heuristic")[:44]
+    'Heuristic: This is an estimate, not a guaran'
+    """
+    return f"{assurance.capitalize()}: {ASSURANCES[assurance]}"
+
+
+def _describe_release(policy: Any, assurance: str) -> str:
+    """Return what one release reveals at most, or why nothing is guaranteed about it."""
     epsilon, delta = policy.epsilon, policy.delta
+    if policy.method == "retrain":
+        return (
+            "Every release is a retraining without the erased people, and reveals nothing about them (ε = 0)."
+        )
+    figures = f"ε = {format_figure(epsilon)} at δ = {format_figure(delta)}"
+    if assurance == "heuristic":
+        return (
+            f"{ASSURANCES[assurance]} The noise is chosen for {figures}, which holds only if the sampled "
+            "constant is a true bound."
+        )
+    if assurance == "as-published":
+        return f"The noise is chosen for {figures}. {ASSURANCES[assurance]}"
     exception = format_exception(epsilon, shift_for(epsilon=epsilon, delta=delta))
+    return (
+        f"Each release carries enough noise for {figures}. Someone who is undecided whether a person was in "
+        f"the data can become at most {format_certainty(epsilon)} sure. In at most {exception} releases they "
+        f"may become surer. {describe_delta(epsilon, delta)}"
+    )
+
+
+def describe_policy(policy: Any, sigma: float | None, assurance: str) -> list[str]:
+    """Return the owner's policy as sentences. `assurance` is that of the next release."""
     sentences = [
-        f"Each release carries enough noise for ε = {format_figure(epsilon)} at δ = {format_figure(delta)}. "
-        "Someone who is undecided whether a person was in the data can become at most "
-        f"{format_certainty(epsilon)} sure. In at most {exception} releases they may become surer. "
-        f"{describe_delta(epsilon, delta)}",
+        _describe_release(policy, assurance),
         f"The noise has the standard deviation σ = {format_figure(sigma)}. It hides the distance that "
         "may remain to a model trained without the erased records.",
-        "All releases since the last retraining together stay within "
+        "No total ε is known for the releases since the last retraining."
+        if assurance == "heuristic"
+        else "All releases since the last retraining together stay within "
         f"ε = {format_figure(policy.lifetime_epsilon)}.",
         f"A batch starts when {format_count(policy.batch_subjects, 'person is', 'people are')} waiting, or "
         f"when the oldest request has waited {format_duration(policy.batch_age_seconds)}."

@@ -29,6 +29,7 @@ from app.gateway.event_stream import STREAM_RESPONSES, Changes
 from app.gateway.json_body import JsonRoute
 from app.gateway.models.schemas import NAME
 from app.gateway.pagination import Cursor, Limit, Page, fetch_page
+from app.gateway.reasons import ReasonText
 from app.gateway.uploads import Uploads
 from app.services import Services
 from lethe.identifiers import NO_CONTROLS
@@ -140,11 +141,15 @@ def withdraw_erasure(
     model: Annotated[
         str | None, Query(pattern=NAME, description="Withdraw only the task on this model.")
     ] = None,
+    reason: Annotated[
+        ReasonText | None,
+        Query(description="Why. It is kept with the erasure. Do not name a person."),
+    ] = None,
 ) -> ErasureView:
     """Withdraw the tasks that are not sealed in a batch yet. Their identifiers are deleted at once."""
     with services.database.writing() as session:
         return service.describe_erasure(
-            session, service.withdraw(session, caller.tenant_id, erasure_id, model)
+            session, service.withdraw(session, caller.tenant_id, erasure_id, model, reason)
         )
 
 

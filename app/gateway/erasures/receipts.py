@@ -88,11 +88,12 @@ def fetch_receipts(
     if cursor is not None:
         available = available.where(_after(cursor))
     rows = session.execute(available.order_by(Task.id, TaskSubject.ordinal).limit(limit + 1)).all()
-    if not rows and session.execute(completed.where(TaskSubject.salt.is_(None)).limit(1)).first():
+    # A task without a batch ended because its model was not registered. It never has receipts.
+    destroyed = completed.where(TaskSubject.salt.is_(None), Task.batch_id.is_not(None))
+    if not rows and session.execute(destroyed.limit(1)).first():
         raise Gone(
             "The salts of these receipts were destroyed, because the receipts were acknowledged or have "
-            "expired. They cannot be issued again. A model that was retired before it was ready never has "
-            "receipts."
+            "expired. They cannot be issued again."
         )
     documents = _documents(session, vault, erasure.id, rows[:limit])
     last = rows[limit - 1][0] if len(rows) > limit else None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from itertools import islice
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 import psycopg
@@ -30,7 +30,8 @@ from app.db.states import ModelState, TaskState
 from app.db.tables import Erasure, IdempotencyKey, Model, Task, TaskSubject
 from app.db.types import Base, UtcDateTime
 from app.gateway.erasures.deadlines import days_late
-from app.gateway.erasures.schemas import ErasureView, TaskView
+from app.gateway.erasures.schemas import ErasureView
+from app.gateway.erasures.views import derived_state, new_task, summarise
 from app.gateway.errors import IdempotencyMismatch, InvalidRequest, ServiceError
 from lethe.certificate.audit_log import Actor
 
@@ -39,8 +40,27 @@ INSERT_ROWS = 5000
 MAX_ROWS = 5_000_000  # of one request, which is written in one transaction
 
 Key = tuple[UUID, bytes]
-Models = Sequence[tuple[UUID, str]]
 Rows = Sequence[dict[str, Any]]
+
+
+class LiveModel(NamedTuple):
+    """A model that is not retired."""
+
+    id: UUID
+    state: ModelState
+
+
+class ChosenModel(NamedTuple):
+    """A model of a request. If `ends`, its task ends at once, because the model is not registered."""
+
+    id: UUID
+    name: str
+    ends: bool = False
+
+
+Models = Sequence[ChosenModel]
+Targets = dict[UUID, dict[str, LiveModel]]
+"""The live models of each tenant, by name."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +130,7 @@ class Entry:
             Action.ERASURE_REQUESTED,
             f"erasure/{self.prepared.id}",
             self.prepared.actor,
-            {"subjects": erasure["subjects"], "models": [name for _, name in self.models]},
+            {"subjects": erasure["subjects"], "models": [model.name for model in self.models]},
         )
 
 
@@ -160,9 +180,17 @@ def record_group(database: Database, group: Sequence[PreparedErasure]) -> Sequen
 def answer_body(prepared: PreparedErasure, models: Models) -> str:
     """Return the body of the 202 answer as JSON. A replay returns exactly these bytes."""
     erasure = prepared.erasure
+    created = erasure["created_at"]
+    tasks = [
+        new_task(model.name, subjects=erasure["subjects"], ended_at=created if model.ends else None)
+        for model in models
+    ]
+    state = derived_state(task.state for task in tasks)
+    is_open = state != TaskState.COMPLETED
     view = ErasureView(
         id=erasure["id"],
-        state=TaskState.RECEIVED if models else TaskState.COMPLETED,
+        state=state,
+        summary=summarise(state, tasks),
         subjects=erasure["subjects"],
         reference=erasure["reference"],
         reason=erasure["reason"],
@@ -170,37 +198,22 @@ def answer_body(prepared: PreparedErasure, models: Models) -> str:
         received_at=erasure["received_at"],
         due_at=erasure["due_at"],
         extension_reason=None,
-        completed_at=None if models else erasure["created_at"],
-        overdue=bool(models) and erasure["due_at"] < erasure["created_at"],
-        late_days=days_late(erasure["due_at"], erasure["created_at"]),
-        tasks=[
-            TaskView(
-                model=name,
-                state=TaskState.RECEIVED,
-                batch_id=None,
-                on_hold=False,
-                completed_at=None,
-                version=None,
-                certificate_id=None,
-                outcomes={},
-                near_matches=0,
-                notice=None,
-            )
-            for _, name in models
-        ],
+        withdrawal_reason=None,
+        completed_at=None if is_open else created,
+        overdue=is_open and erasure["due_at"] < created,
+        late_days=days_late(erasure["due_at"], created),
+        tasks=tasks,
         warnings=prepared.warnings,
     )
     return view.model_dump_json()
 
 
 def insert_erasures(session: Session, requests: Sequence[tuple[PreparedErasure, Models]]) -> None:
-    """Insert requests, one task per model, and one row per task and subject."""
+    """Insert requests, one task per model, and one row per subject and task that is open."""
     if not requests:
         return
     tasks = [
-        (prepared, task_row(prepared.erasure, model_id))
-        for prepared, models in requests
-        for model_id, _ in models
+        (prepared, task_row(prepared.erasure, model)) for prepared, models in requests for model in models
     ]
     subjects = subject_rows(tasks)
     _insert_all(
@@ -214,22 +227,25 @@ def insert_erasures(session: Session, requests: Sequence[tuple[PreparedErasure, 
 
 
 def subject_rows(tasks: Iterable[tuple[PreparedErasure, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """Yield one row for each task and subject."""
+    """Yield one row for each subject and task that is open. An ended task needs no identifiers."""
     for prepared, task in tasks:
+        if task["state"] == TaskState.COMPLETED:
+            continue
         for i, (sealed, person) in enumerate(zip(prepared.identifiers, prepared.people, strict=True)):
             yield {"task_id": task["id"], "ordinal": i, "identifier": sealed, "person": person}
 
 
-def task_row(erasure: dict[str, Any], model_id: UUID) -> dict[str, Any]:
+def task_row(erasure: dict[str, Any], model: ChosenModel) -> dict[str, Any]:
     """Return the row of a new task: this erasure on this model."""
     return {
         "id": new_id(),
         "erasure_id": erasure["id"],
-        "model_id": model_id,
-        "state": TaskState.RECEIVED.value,
+        "model_id": model.id,
+        "state": (TaskState.COMPLETED if model.ends else TaskState.RECEIVED).value,
         "subjects": erasure["subjects"],
         "due_at": erasure["due_at"],
         "created_at": erasure["created_at"],
+        "completed_at": erasure["created_at"] if model.ends else None,
     }
 
 
@@ -267,24 +283,28 @@ def leaders_of(entries: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in entries if entry.prepared.key is None] + [first[key] for key in sorted(first)]
 
 
-def live_models(session: Session, tenants: Iterable[UUID]) -> dict[UUID, dict[str, UUID]]:
-    """Return the models of the tenants that are not retired, by name, and lock them against retirement.
+def live_models(session: Session, tenants: Iterable[UUID]) -> Targets:
+    """Return the models of the tenants that are not retired, and lock them against retirement and rejection.
 
     Inserting a task takes the same lock anyway.
     """
     rows = session.execute(
-        select(Model.tenant_id, Model.name, Model.id)
+        select(Model.tenant_id, Model.name, Model.id, Model.state)
         .where(Model.tenant_id.in_(list(tenants)), Model.state != ModelState.RETIRED)
         .with_for_update(read=True, key_share=True)
     )
-    models: dict[UUID, dict[str, UUID]] = {}
-    for tenant_id, name, model_id in rows:
-        models.setdefault(tenant_id, {})[name] = model_id
+    models: Targets = {}
+    for tenant_id, name, model_id, state in rows:
+        models.setdefault(tenant_id, {})[name] = LiveModel(model_id, ModelState(state))
     return models
 
 
-def chosen_models(prepared: PreparedErasure, targets: dict[UUID, dict[str, UUID]]) -> list[tuple[UUID, str]]:
-    """Return the models of a request by name. Raise `InvalidRequest` if one of them is not in `targets`."""
+def chosen_models(prepared: PreparedErasure, targets: Targets) -> list[ChosenModel]:
+    """Return the models of a request by name. Raise `InvalidRequest` if one of them is not in `targets`.
+
+    The task on a rejected model ends at once, because no batch would ever take it. So does the task on a
+    model that is still being uploaded, unless the request names it and so asks to wait for it.
+    """
     known = targets.get(prepared.erasure["tenant_id"], {})
     names = known.keys() if prepared.models is None else prepared.models
     if not names <= known.keys():
@@ -292,7 +312,8 @@ def chosen_models(prepared: PreparedErasure, targets: dict[UUID, dict[str, UUID]
             "At least one of the models does not exist or is retired. List your models, then name only "
             "those that are in use."
         )
-    return [(known[name], name) for name in sorted(names)]
+    idle = {ModelState.REJECTED} | ({ModelState.UPLOADING} if prepared.models is None else set())
+    return [ChosenModel(known[name].id, name, ends=known[name].state in idle) for name in sorted(names)]
 
 
 def _check_rows(prepared: PreparedErasure, models: Models) -> None:

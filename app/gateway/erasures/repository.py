@@ -9,9 +9,9 @@ from sqlalchemy import Row, Select, func, select, update
 from sqlalchemy.orm import Session
 
 from app.db.states import SubjectOutcome, TaskState
-from app.db.tables import Batch, Erasure, Model, Task, TaskSubject, Version, task_is_open
+from app.db.tables import Batch, DrawRecord, Erasure, Model, Task, TaskSubject, Version, task_is_open
 
-TaskRow = Row[Task, str, int, UUID | None, str | None]
+TaskRow = Row[Task, str, int, UUID | None, Batch | None, UUID | None]
 
 
 def of_tenant(tenant_id: UUID) -> Select[Erasure]:
@@ -76,13 +76,15 @@ def by_id(session: Session, tenant_id: UUID, erasure_id: UUID) -> Erasure | None
 def tasks_by_erasure(session: Session, erasure_ids: Sequence[UUID]) -> Mapping[UUID, Sequence[TaskRow]]:
     """Return the tasks of each erasure, by model name.
 
-    Each row has the task, its model's name, and the version, the certificate and the state of its batch.
+    Each row has the task, its model's name, the version and the certificate of its batch, the batch itself,
+    and the batch's id again if it has a draw that is not published.
     """
     rows = session.execute(
-        select(Task, Model.name, Version.number, Version.certificate_id, Batch.state)
+        select(Task, Model.name, Version.number, Version.certificate_id, Batch, DrawRecord.batch_id)
         .join(Model, Model.id == Task.model_id)
         .outerjoin(Version, Version.batch_id == Task.batch_id)
         .outerjoin(Batch, Batch.id == Task.batch_id)
+        .outerjoin(DrawRecord, DrawRecord.batch_id == Task.batch_id)
         .where(Task.erasure_id.in_(erasure_ids))
         .order_by(Model.name)
     )
@@ -109,7 +111,7 @@ def outcomes_by_task(
 
 
 def people_by_outcome(session: Session, erasure_id: UUID) -> dict[str, int]:
-    """Count the people of a request by outcome, on the models whose task is completed.
+    """Count the people of a request by outcome, on the models whose batch is completed.
 
     Someone with two outcomes on two models counts in both.
     """
@@ -119,6 +121,7 @@ def people_by_outcome(session: Session, erasure_id: UUID) -> dict[str, int]:
         .where(
             Task.erasure_id == erasure_id,
             Task.state == TaskState.COMPLETED,
+            Task.batch_id.is_not(None),
             TaskSubject.outcome.is_not(None),
         )
         .group_by(TaskSubject.outcome)

@@ -6,13 +6,14 @@ from uuid import UUID
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from app.db.states import SubjectOutcome, TaskState
+from app.db.states import BatchDecision, TaskOutcome, TaskState
 from app.gateway.batches.schemas import BatchView
 from app.gateway.models.schemas import NAME
+from app.gateway.reasons import ReasonText
 from lethe.identifiers import MAX_CHARACTERS, NO_CONTROLS
 
 SubjectId = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS, pattern=NO_CONTROLS)]
-Short = Annotated[str, Field(min_length=1, max_length=200, pattern=NO_CONTROLS)]
+Short = ReasonText
 
 EXAMPLE: dict[str, Any] = {
     "subjects": ["patient-0042"],
@@ -31,7 +32,8 @@ class ErasureDetails(BaseModel):
         None,
         min_length=1,
         max_length=1000,
-        description="The models to erase the subjects from. Omit it for every model of the tenant.",
+        description="The models to erase the subjects from. Omit it for every model of the tenant that is "
+        "not retired. The task on one that is not registered ends at once, and says so.",
     )
     reference: Short | None = Field(
         None, description="Your own case number. Do not use an identifier of the person."
@@ -76,18 +78,26 @@ class TaskView(BaseModel):
     state: TaskState = Field(description="The state of the erasure on this model.")
     batch_id: UUID | None = Field(description="The batch that contains the task. Null until it is sealed.")
     on_hold: bool = Field(description="Whether that batch is on hold until someone decides.")
+    decisions: list[BatchDecision] = Field(
+        description="What can be decided about a batch on hold: `POST /v1/batches/{batch_id}/` and one of "
+        "these words. Empty if the batch is not on hold."
+    )
     completed_at: datetime | None = Field(description="When the task was completed. Null until then.")
     version: int | None = Field(description="The first version of the model without the subjects' data.")
     certificate_id: UUID | None = Field(description="The certificate of that version.")
-    outcomes: dict[SubjectOutcome, int] = Field(
-        description="How many subjects ended with each outcome. Empty until the task is completed."
+    outcomes: dict[TaskOutcome, int] = Field(
+        description="How many subjects ended with each outcome. Empty until the task is completed: the "
+        "version is published and the old data deleted."
     )
     near_matches: int = Field(
         description="How many people in this model's data have an identifier that differs only in case, "
         "spacing or Unicode form from that of a subject who was not found. Their data was not changed. "
         "0 until the task is completed."
     )
-    notice: str | None = Field(description="What to do about near matches. Null if there are none.")
+    notice: str | None = Field(
+        description="What to do about near matches, or about a model that was not registered. Null if there "
+        "is nothing to do."
+    )
 
 
 class ErasureView(BaseModel):
@@ -98,6 +108,10 @@ class ErasureView(BaseModel):
         description="The state of the least advanced task. `failed` if any task failed, `completed` if "
         "there is none."
     )
+    summary: str = Field(
+        description="The state in words: its name, and what it means. It begins with `On hold, needs a "
+        "decision` if a batch of the request is on hold."
+    )
     subjects: int = Field(description="The number of distinct people in the request.")
     reference: str | None = Field(description="Your own case number.")
     reason: str | None = Field(description="Why the request was made.")
@@ -107,6 +121,9 @@ class ErasureView(BaseModel):
         description="The deadline: one calendar month after `received_at`, unless extended."
     )
     extension_reason: str | None = Field(description="Why the deadline was extended. Null if it was not.")
+    withdrawal_reason: str | None = Field(
+        description="Why the request was withdrawn. Null if it was not, or if no reason was given."
+    )
     completed_at: datetime | None = Field(
         description="When the last task was completed. Null while the request is open or if it was withdrawn."
     )

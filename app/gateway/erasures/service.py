@@ -16,33 +16,23 @@ from app.core.clock import new_id, now
 from app.core.vault import Vault, row_of
 from app.db import audit_log, transitions
 from app.db.audit_log import Action
-from app.db.states import BatchState, SubjectOutcome, TaskState
-from app.db.tables import Batch, Erasure
+from app.db.states import BatchState, SubjectOutcome, TaskOutcome, TaskState
+from app.db.tables import Batch, Erasure, Task
 from app.gateway.auth.caller import Caller
 from app.gateway.auth.scopes import Scope
-from app.gateway.batches.service import describe_batches
+from app.gateway.batches.service import describe_batches, possible_decisions
 from app.gateway.erasures import repository
 from app.gateway.erasures.deadlines import days_late, months_later
 from app.gateway.erasures.recording import Idempotency, PreparedErasure
 from app.gateway.erasures.repository import TaskRow
 from app.gateway.erasures.schemas import ErasureDetails, ErasureProgress, ErasureView, TaskView
+from app.gateway.erasures.views import NOT_REGISTERED, derived_state, summarise
 from app.gateway.errors import Conflict, InvalidRequest, NotFound
 from lethe.certificate.commitment import normalise_identifier
 
-# From least to most advanced. `failed` is not in the order: it always wins.
-_ORDER = (TaskState.RECEIVED, TaskState.BATCHED, TaskState.RUNNING, TaskState.COMPLETED, TaskState.WITHDRAWN)
 ENDED_TASK = (TaskState.COMPLETED, TaskState.FAILED, TaskState.WITHDRAWN)
+IN_ERASURE = "in the erasure"  # where the audit log says that the text of a reason is
 _INVISIBLE = frozenset({"Cc", "Cf"})  # control and format characters; the latter include zero-width ones
-
-
-def derived_state(tasks: Iterable[TaskState]) -> TaskState:
-    """Derive an erasure's state from its tasks.
-
-    It is `failed` if any task failed, otherwise the state of the least advanced task. An erasure without a
-    task is completed: there is nothing to do.
-    """
-    states = set(tasks) or {TaskState.COMPLETED}
-    return TaskState.FAILED if TaskState.FAILED in states else min(states, key=_ORDER.index)
 
 
 @dataclass(frozen=True)
@@ -138,10 +128,12 @@ def get(session: Session, tenant_id: UUID, erasure_id: UUID) -> Erasure:
     return erasure
 
 
-def withdraw(session: Session, tenant_id: UUID, erasure_id: UUID, model: str | None) -> Erasure:
+def withdraw(
+    session: Session, tenant_id: UUID, erasure_id: UUID, model: str | None, reason: str | None = None
+) -> Erasure:
     """Withdraw the tasks that are not sealed yet, or only the one on `model`.
 
-    Their identifiers are deleted.
+    Their identifiers are deleted. The text of the reason is kept with the erasure, not in the audit log.
     """
     erasure = get(session, tenant_id, erasure_id)
     if not transitions.withdraw_tasks(session, erasure.id, model):
@@ -150,6 +142,8 @@ def withdraw(session: Session, tenant_id: UUID, erasure_id: UUID, model: str | N
             "withdrawn."
         )
     details = {} if model is None else {"model": model}
+    if reason:
+        erasure.withdrawal_reason, details["reason"] = reason, IN_ERASURE
     audit_log.record(session, tenant_id, Action.ERASURE_WITHDRAWN, f"erasure/{erasure_id}", details)
     return erasure
 
@@ -160,7 +154,7 @@ def extend(session: Session, tenant_id: UUID, erasure_id: UUID, reason: str) -> 
     due_at = months_later(erasure.received_at, 3)
     if not repository.extend(session, erasure, due_at=due_at, reason=reason, at=now()):
         raise Conflict("The deadline was extended before. It can be extended only once.")
-    due = {"due_at": due_at.isoformat()}
+    due = {"due_at": due_at.isoformat(), "reason": IN_ERASURE}
     audit_log.record(session, tenant_id, Action.ERASURE_EXTENDED, f"erasure/{erasure_id}", due)
     return erasure
 
@@ -202,6 +196,7 @@ def _erasure_view(erasure: Erasure, tasks: list[TaskView]) -> ErasureView:
     return ErasureView(
         id=erasure.id,
         state=progress.state,
+        summary=summarise(progress.state, tasks),
         subjects=erasure.subjects,
         reference=erasure.reference,
         reason=erasure.reason,
@@ -209,6 +204,7 @@ def _erasure_view(erasure: Erasure, tasks: list[TaskView]) -> ErasureView:
         received_at=erasure.received_at,
         due_at=erasure.due_at,
         extension_reason=erasure.extension_reason,
+        withdrawal_reason=erasure.withdrawal_reason,
         completed_at=progress.completed_at,
         overdue=progress.overdue,
         late_days=progress.late_days,
@@ -218,22 +214,31 @@ def _erasure_view(erasure: Erasure, tasks: list[TaskView]) -> ErasureView:
 
 
 def _task_view(row: TaskRow, outcomes: Mapping[UUID, Mapping[SubjectOutcome, int]]) -> TaskView:
-    task, model, version, certificate_id, batch_state = row
+    task, model, version, certificate_id, batch, draw = row
     completed = task.state == TaskState.COMPLETED
     near_matches = (task.near_matches or 0) if completed else 0
+    on_hold = batch is not None and batch.state == BatchState.HELD
     return TaskView(
         model=model,
         state=TaskState(task.state),
         batch_id=task.batch_id,
-        on_hold=batch_state == BatchState.HELD,
+        on_hold=on_hold,
+        decisions=possible_decisions(batch, has_draw=draw is not None) if batch and on_hold else [],
         completed_at=task.completed_at,
         version=version,
         certificate_id=certificate_id,
         # A worker writes outcomes before the version is published. They are true once the task is completed.
-        outcomes=dict(outcomes.get(task.id, {})) if completed else {},
+        outcomes=_outcomes(task, outcomes.get(task.id, {})) if completed else {},
         near_matches=near_matches,
-        notice=near_match_notice(near_matches),
+        notice=NOT_REGISTERED if completed and task.batch_id is None else near_match_notice(near_matches),
     )
+
+
+def _outcomes(task: Task, outcomes: Mapping[SubjectOutcome, int]) -> dict[TaskOutcome, int]:
+    """Return the outcomes of a completed task. Only a model that was not registered needs no batch."""
+    if task.batch_id is None:
+        return {TaskOutcome.MODEL_NOT_REGISTERED: task.subjects}
+    return {TaskOutcome(outcome): number for outcome, number in outcomes.items()}
 
 
 # Identifiers that look mistyped. They are accepted as sent, and the sender is warned.

@@ -1,8 +1,8 @@
 """Recording a group of erasure requests with one SQL statement, on PostgreSQL.
 
 The statement relies on the models that this gateway saw last: it inserts nothing if the live models of a
-tenant have changed since. Whatever is not inserted, such as a repeated idempotency key, is left to
-`recording.record_group`.
+tenant, or their states, have changed since. Whatever is not inserted, such as a repeated idempotency key, is
+left to `recording.record_group`.
 
 The entries of the audit log are written in the same transaction. Their hashes depend on the newest entry of
 the tenant, which is read under a lock, so a group takes two round trips: one for the statement, the lock and
@@ -21,7 +21,7 @@ from sqlalchemy.exc import OperationalError
 
 from app.db import audit_log
 from app.db.audit_log import AuditEntry
-from app.db.binary_arrays import BinaryArray, UuidArray
+from app.db.binary_arrays import BinaryArray, TextArray, UuidArray
 from app.db.session import Database
 from app.db.states import ModelState
 from app.db.tables import Erasure, IdempotencyKey, Task, TaskSubject
@@ -32,6 +32,7 @@ from app.gateway.erasures.recording import (
     Entry,
     PreparedErasure,
     Rows,
+    Targets,
     answer_body,
     chosen_models,
     column_arrays,
@@ -59,7 +60,7 @@ class SingleStatement:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._models: dict[UUID, dict[str, UUID]] = {}
+        self._models: Targets = {}
         self._connection: Connection | None = None
         self._used_at = 0.0
 
@@ -106,11 +107,12 @@ class SingleStatement:
         """Insert requests and return the ids of those that are stored now."""
         tenants = {entry.prepared.erasure["tenant_id"] for entry in entries}
         known = sorted(model for tenant in tenants for model in self._models[tenant].values())
+        ids, states = [model.id for model in known], [model.state.value for model in known]
         keyed = [entry for entry in entries if entry.prepared.idempotency]
         tasks = [
-            (entry.prepared, task_row(entry.prepared.erasure, model_id))
+            (entry.prepared, task_row(entry.prepared.erasure, model))
             for entry in entries
-            for model_id, _ in entry.models
+            for model in entry.models
         ]
         tables: list[tuple[type[Base], Rows]] = [
             (IdempotencyKey, [_key_row(entry) for entry in keyed]),
@@ -120,7 +122,11 @@ class SingleStatement:
         ]
         filled = [(table, rows) for table, rows in tables if rows]
         statement = _statement(tuple((table, tuple(rows[0])) for table, rows in filled))
-        parameters: list[BinaryArray] = [UuidArray.of(list(tenants)), UuidArray.of(known)]
+        parameters: list[BinaryArray] = [
+            UuidArray.of(list(tenants)),
+            UuidArray.of(ids),
+            TextArray.of(states),
+        ]
         if keyed:
             unkeyed = [entry.prepared.id for entry in entries if not entry.prepared.idempotency]
             parameters.append(UuidArray.of(unkeyed))
@@ -207,15 +213,16 @@ def _key_row(entry: Entry) -> dict[str, Any]:
 def _statement(shape: tuple[tuple[type[Base], tuple[str, ...]], ...]) -> str:
     """Build the SQL from the names of our own tables and columns. All values are parameters.
 
-    The live models are locked against retirement, as inserting a task does anyway, and compared with the
-    known ones. Each table takes the rows whose parents were inserted.
+    The live models are locked against retirement and rejection, as inserting a task does anyway, and compared
+    with the known ones. Each table takes the rows whose parents were inserted.
     """
     columns = dict(shape)
     steps = [
-        "live AS MATERIALIZED (SELECT id FROM models WHERE tenant_id = ANY(%s) "  # noqa: S608
+        "live AS MATERIALIZED (SELECT id, state FROM models WHERE tenant_id = ANY(%s) "  # noqa: S608
         f"AND state <> '{ModelState.RETIRED}' FOR KEY SHARE)",
         "agreed AS MATERIALIZED "
-        "(SELECT coalesce((SELECT array_agg(id ORDER BY id) FROM live), '{}') = %s AS ok)",
+        "(SELECT coalesce((SELECT array_agg(id ORDER BY id) FROM live), '{}') = %s AND "
+        "coalesce((SELECT array_agg(state::text ORDER BY id) FROM live), '{}') = %s AS ok)",
     ]
     erasures = "(SELECT ok FROM agreed)"
     if IdempotencyKey in columns:

@@ -15,6 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.db.manifest import Manifest
+from app.db.states import ModelState
 from app.db.tables import Certificate, Model
 from app.gateway.auth.guard import CanReadModels, ServicesOf
 from app.gateway.models import service
@@ -63,7 +64,7 @@ class Ledger(BaseModel):
     )
     releases_left: int | None = Field(
         description="How many more releases fit under the current policy before the model must be "
-        "retrained. Null if every release is a retraining."
+        "retrained. Null if every release is a retraining. 0 if the model is not ready."
     )
     entries: list[LedgerEntry] = Field(description="All releases, oldest first.")
 
@@ -93,7 +94,9 @@ def compute_ledger(session: Session, model: Model) -> Ledger:
         running_shift=running.shift,
         running_epsilon=epsilon,
         remaining_epsilon=None if epsilon is None else max(policy.lifetime_epsilon - epsilon, 0.0),
-        releases_left=releases_left(
+        releases_left=0
+        if model.state != ModelState.READY
+        else releases_left(
             running.shift,
             shift=manifest.release_shift,
             cap=privacy.shift_for(epsilon=policy.lifetime_epsilon, delta=policy.delta),

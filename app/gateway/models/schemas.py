@@ -129,6 +129,7 @@ class ModelView(BaseModel):
     assurance: Assurance = Field(
         description="The highest assurance that the next release by the policy's method can have."
     )
+    assurance_text: str = Field(description="What this assurance means, in one sentence.")
     assurance_notes: list[str] = Field(
         description="Why this is less than the method could give, and what to do about it."
     )

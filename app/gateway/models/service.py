@@ -32,6 +32,7 @@ from app.gateway.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from app.gateway.models import repository, representations
 from app.gateway.models.schemas import DatasetPartView, ModelRequest, ModelView, check_family
 from app.services import Services
+from lethe.certificate.vocabulary import ASSURANCES
 
 MANY_PEOPLE, COUNT_SECONDS = 100, 5.0
 BEFORE_VALIDATION = (ModelState.UPLOADING, ModelState.REJECTED)
@@ -102,7 +103,12 @@ def describe_models(session: Session, models: Sequence[Model]) -> list[ModelView
             progress=model.progress,
             representation=files.get(model.id),
             waiting_subjects=waiting.get(model.id, 0),
-            assurance=expected_assurance(manifest, model.report, changed_after_refusal=model.id in changed),
+            assurance=(
+                assurance := expected_assurance(
+                    manifest, model.report, changed_after_refusal=model.id in changed
+                )
+            ),
+            assurance_text=ASSURANCES[assurance],
             assurance_notes=assurance_notes(
                 manifest, model.report, changed_after_refusal=model.id in changed
             ),

@@ -90,7 +90,7 @@ def _render_check(line: CheckResult) -> str:
 
 
 def _failed_checks(report: VerificationReport) -> str:
-    """Name the failed checks by number: "check 3", or "checks 1, 2 and 3"."""
+    """Name the failed checks by number: "check 3", or "checks 3, 6 and 7"."""
     *others, last = [str(line.number) for line in report.failed]
     return f"checks {', '.join(others)} and {last}" if others else f"check {last}"
 

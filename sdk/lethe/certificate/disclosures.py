@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lethe.certificate.predicate import Predicate
 from lethe.certificate.records import printable
 from lethe.certificate.representation import CertifiedRepresentation
 from lethe.certificate.statement import AnyPredicate, AnyStatement
 from lethe.certificate.vocabulary import ASSUMPTIONS, LIMITS
 
+NO_CERTIFICATE = "NOT VERIFIED: the pack contains no readable certificate with a valid signature"
+TAMPERED = "TAMPERED WITH: the signature does not match the certificate, so someone has changed the pack"
+
+
+def describe_failure(statement: AnyStatement | None, failed: Sequence[int], *, tampered: bool) -> str:
+    """Return the first line of a report with failed checks. `failed` are their numbers."""
+    if tampered:
+        return TAMPERED
+    if statement is None:
+        return NO_CERTIFICATE
+    *others, last = map(str, failed)
+    checks = f"checks {', '.join(others)} and {last}" if others else f"check {last}"
+    return f"NOT VERIFIED, because of {checks}. The certificate states: {describe_statement(statement)}"
+
 
 def describe_statement(statement: AnyStatement | None) -> str:
     """Return the first line of a report: the model, the people erased, ε, δ and the assurance."""
     if statement is None:
-        return "The pack contains no readable certificate with a valid signature"
+        return NO_CERTIFICATE
     predicate = statement.predicate
     guarantee, what = predicate.guarantee, f"{printable(predicate.model)} version {predicate.version}"
     if predicate.format_version == 1:

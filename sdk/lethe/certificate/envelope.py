@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from lethe.certificate.errors import SignatureInvalid, UnusableInput
+from lethe.certificate.errors import SignatureInvalid, SignatureMismatch, UnknownSigner, UnusableInput
 from lethe.certificate.keys import KeySet, PublicKey, Signer
 from lethe.certificate.records import canonical_json, printable, read_object
 
@@ -116,13 +116,15 @@ def check_signature(
 def _check_one(signature: Signature, message: bytes, keys: KeySet, position: int | None) -> PublicKey:
     key = keys.find(signature.key_id)
     if key is None:
-        raise SignatureInvalid(f"signed by an unknown key, {printable(signature.key_id)!r}")
+        raise UnknownSigner(f"signed by an unknown key, {printable(signature.key_id)!r}")
     if position is not None and not key.valid_at(position):
         raise SignatureInvalid(
             f"key {key.key_id[:16]} is valid for places {window(key)} of the log, not for {position}"
         )
     if not key.accepts(message, signature.value):
-        raise SignatureInvalid(f"key {key.key_id[:16]} did not sign these bytes")
+        raise SignatureMismatch(
+            f"the signature does not match: key {key.key_id[:16]} did not sign these bytes"
+        )
     return key
 
 

@@ -30,6 +30,14 @@ class SignatureInvalid(VerificationError):
     title = "A key that is valid at this place in the log signed exactly these bytes"
 
 
+class UnknownSigner(SignatureInvalid):
+    """Line 1: the key that signed is not among the issuer's."""
+
+
+class SignatureMismatch(SignatureInvalid):
+    """Line 1: a known key did not sign these bytes. Someone has changed them, or the signature."""
+
+
 class StatementUnreadable(VerificationError):
     """Line 2: the signed bytes are not a statement of a known version."""
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from lethe.certificate.assurance import check_assurance
 from lethe.certificate.chain_check import check_chain
-from lethe.certificate.disclosures import describe_statement, disclose
+from lethe.certificate.disclosures import describe_failure, describe_statement, disclose
 from lethe.certificate.envelope import Envelope, check_signature, from_base64
 from lethe.certificate.envelope import parse as parse_envelope
 from lethe.certificate.errors import (
@@ -24,7 +24,9 @@ from lethe.certificate.errors import (
     OnnxMismatch,
     ReceiptInvalid,
     SignatureInvalid,
+    SignatureMismatch,
     StatementUnreadable,
+    UnknownSigner,
     UnusableInput,
     VerificationError,
 )
@@ -96,7 +98,8 @@ T = TypeVar("T")
 class CheckResult:
     """One line of the checklist.
 
-    `ok` is None for a check that was not requested, and False for one that failed or could not run.
+    `ok` is False for a check that failed. It is None for one that was not requested, or that depends on a
+    check that failed.
     """
 
     number: int
@@ -140,7 +143,7 @@ class VerificationReport:
 
     @property
     def failed(self) -> tuple[CheckResult, ...]:
-        """The checks that failed or could not run."""
+        """The checks that failed."""
         return tuple(line for line in self.lines if line.ok is False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -175,7 +178,7 @@ def verify(
       the report says so.
     - `evidence`: the restricted evidence record, from which the certified distance is recomputed.
     - `receipt`: a person's receipt or "no data held" statement.
-    - `subject`: the identifier that the receipt must be about.
+    - `subject`: the identifier that the receipt must be about. It needs a receipt.
     - `since`: a signed tree head that you kept. The log must have only grown between it and the pack.
     - `digest`: the digest that the certificate must have, for example from a printed page or its QR code.
 
@@ -185,9 +188,14 @@ def verify(
     inputs = _read_inputs(pack, weights, keys, evidence, receipt, subject, since, without_weights)
     inputs = inputs if onnx is None else replace(inputs, onnx=read_onnx(_path_or_bytes(onnx)))
     inputs = inputs if digest is None else replace(inputs, digest=parse_digest(digest))
-    lines, statement = _run_checklist(inputs)
+    if subject is not None and inputs.receipt is None:
+        raise UnusableInput("an identifier is compared with a receipt, and there is none: add --receipt")
+    lines, statement, forgery = _run_checklist(inputs)
+    failed = [line.number for line in lines if line.ok is False]
     report = VerificationReport(
-        headline=describe_statement(statement),
+        headline=describe_failure(statement, failed, tampered=isinstance(forgery, SignatureMismatch))
+        if failed
+        else describe_statement(statement),
         keys="from the pack" if keys is None else "given",
         lines=tuple(lines),
         proves=(),
@@ -232,17 +240,20 @@ class _Signed:
     statement: AnyStatement
 
 
-def _run_checklist(inputs: _Inputs) -> tuple[list[CheckResult], AnyStatement | None]:
+def _run_checklist(inputs: _Inputs) -> tuple[list[CheckResult], AnyStatement | None, SignatureInvalid | None]:
     """Run the checks in order and return their results, with the statement if it is signed and readable.
 
+    The third value is the error if someone has changed the signed bytes, or an unknown key signed them.
+
     Lines 3 to 6 need a statement that passed lines 1 and 2, because an unsigned statement is worth nothing.
-    Line 7 needs only the envelope.
+    Line 7 needs only an envelope that a known key signed. A line that cannot run is not a failure of its own.
     """
     pack, keys = inputs.pack, inputs.keys
     # 1. A key that is valid at this place in the log signed exactly these bytes.
-    envelope, signature_line = _check_signature(inputs)
+    envelope, signature_line, forgery = _check_signature(inputs)
     # 2. The statement is readable and of a known version.
     signed, statement_line = _check_statement(envelope if signature_line.ok else None)
+    envelope = None if forgery else envelope
     version = 1 if signed is None else signed.statement.predicate.format_version
     lines = [
         signature_line,
@@ -279,7 +290,7 @@ def _run_checklist(inputs: _Inputs) -> tuple[list[CheckResult], AnyStatement | N
     # 11. The certificate is the one on a printed page, if its digest is known from there.
     if (digest := inputs.digest) is not None:
         lines.append(_check(DigestMismatch, envelope, lambda e: _check_digest(e, digest)))
-    return lines, None if signed is None else signed.statement
+    return lines, None if signed is None else signed.statement, forgery
 
 
 def parse_digest(text: str) -> str:
@@ -302,19 +313,29 @@ def _check_digest(envelope: Envelope, digest: str) -> str:
     return f"its digest is {digest}"
 
 
-def _check_signature(inputs: _Inputs) -> tuple[Envelope | None, CheckResult]:
-    """Check line 1. Line 7 then proves the place in the log at which the key must be valid."""
+def _check_signature(inputs: _Inputs) -> tuple[Envelope | None, CheckResult, SignatureInvalid | None]:
+    """Check line 1. The third value is the error if no known key signed these bytes.
+
+    Line 7 then proves the place in the log at which the key must be valid.
+    """
     place = inputs.pack.log.index
+    forgeries: list[SignatureInvalid] = []
     try:
         envelope = parse_envelope(from_base64(inputs.pack.envelope))
     except SignatureInvalid as error:
-        return None, CheckResult(SignatureInvalid.line, SignatureInvalid.title, False, printable(error))
+        line = CheckResult(SignatureInvalid.line, SignatureInvalid.title, False, printable(error))
+        return None, line, None
 
     def check(envelope: Envelope) -> str:
-        key = check_signature(envelope, inputs.keys, position=place)
+        try:
+            key = check_signature(envelope, inputs.keys, position=place)
+        except (SignatureMismatch, UnknownSigner) as error:
+            forgeries.append(error)
+            raise
         return f"signed by key {key.key_id} at place {place} of the log"
 
-    return envelope, _check(SignatureInvalid, envelope, check)
+    line = _check(SignatureInvalid, envelope, check)
+    return envelope, line, forgeries[0] if forgeries else None
 
 
 def _check_statement(envelope: Envelope | None) -> tuple[_Signed | None, CheckResult]:
@@ -404,8 +425,7 @@ def _check(check: type[VerificationError], subject: T | None, function: Callable
 
 
 def _not_run(check: type[VerificationError]) -> CheckResult:
-    reason = "not run, because there is no signed and readable statement"
-    return CheckResult(check.line, check.title, False, reason)
+    return _skipped(check, "there is no signed and readable statement")
 
 
 def _skipped(check: type[VerificationError], reason: str) -> CheckResult:

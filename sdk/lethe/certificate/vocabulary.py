@@ -44,6 +44,16 @@ REFERENCES: Final[dict[Reference, str]] = {
     "as-published": "the model retrained on the retained records, as the method's publication defines it",
 }
 
+# One sentence for each level of assurance. The API, the command line, the dashboard, the printed page and the model
+# card all show it.
+ASSURANCES: Final[dict[str, str]] = {
+    "proved": "The guarantee follows mathematically from the assumptions that the certificate lists.",
+    "conditional": "The guarantee follows from the assumptions that the certificate lists, but at least one of them "
+    "is not proved.",
+    "heuristic": "This is an estimate, not a guarantee: it rests on a constant that was sampled, not bounded.",
+    "as-published": "The authors of the method claim this guarantee. Lethe repeats the claim and does not prove it.",
+}
+
 ASSUMPTIONS: Final[dict[AssumptionName, str]] = {
     "declared-origins": "The model's owner declared that the features, the constants, the anchor, λ and the "
     "policy's ε, δ and Δ* were chosen without looking at records that can be erased.",

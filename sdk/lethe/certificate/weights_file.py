@@ -124,7 +124,8 @@ def _check_contents(stream: BinaryIO, size: int, predicate: Predicate) -> str:
     if header.weights != dimension:
         raise FileMismatch(f"the file holds {header.weights} weights, the certificate is for {dimension}")
     _check_weights(stream, header, predicate.noise.grid_step)
-    return f"{dimension} weights ({header.dtype}), each a multiple of {predicate.noise.grid_step:g}"
+    weights = "1 weight" if dimension == 1 else f"{dimension} weights"
+    return f"{weights} ({header.dtype}), each a multiple of {predicate.noise.grid_step:g}"
 
 
 def _check_metadata_v1(stream: BinaryIO, predicate: AnyPredicate) -> str:

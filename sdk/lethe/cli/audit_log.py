@@ -29,8 +29,11 @@ def list_entries(
 ) -> None:
     """List the newest entries of the audit log."""
     entries = list(context.api.audit_log.list(action=action, limit=limit))
-    rows = [(e.sequence, f"{e.at:%Y-%m-%d %H:%M:%S}", e.actor.name, e.action, e.target) for e in entries]
-    columns = ("Entry", "Time (UTC)", "Who", "Action", "Target")
+    rows = [
+        (e.sequence, f"{e.at:%Y-%m-%d %H:%M:%S}", e.actor.name, e.action, e.target, e.details)
+        for e in entries
+    ]
+    columns = ("Entry", "Time (UTC)", "Who", "Action", "Target", "Details")
     context.show(entries, table(columns, rows) if entries else "The audit log has no such entries.")
 
 

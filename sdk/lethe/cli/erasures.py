@@ -12,7 +12,7 @@ from uuid import UUID
 import typer
 
 from lethe.certificate.commitment import IDENTIFIER_RULE_IN_WORDS
-from lethe.cli.batches import batch_details
+from lethe.cli.batches import ON_HOLD, batch_details, decision_hint
 from lethe.cli.context import CommandContext, Timeout, UsageError, command
 from lethe.cli.drop import request_erasure, show_matches
 from lethe.cli.exit_status import ExitStatus
@@ -38,7 +38,6 @@ Overdue = Annotated[bool, typer.Option("--overdue", help="Only open erasures pas
 Most = Annotated[
     int, typer.Option("--most", metavar="NUMBER", min=1, help="List at most this many erasures.")
 ]
-ON_HOLD = "on hold, needs a decision"
 erasure = typer.Typer(help="List erasures, inspect them, extend or withdraw them.", no_args_is_help=True)
 
 
@@ -229,9 +228,12 @@ def withdraw(
         str | None,
         typer.Option(metavar="NAME", help="Withdraw the request for this model only. Default: for all."),
     ] = None,
+    reason: Annotated[
+        str | None, typer.Option(metavar="REASON", help="Why. It is shown with the erasure.")
+    ] = None,
 ) -> None:
     """Withdraw an erasure from models that have not started it. Its identifiers are deleted at once."""
-    withdrawn = context.api.erasures.withdraw(find_erasure(context, erasure_id), model=model)
+    withdrawn = context.api.erasures.withdraw(find_erasure(context, erasure_id), model=model, reason=reason)
     context.show(withdrawn, *_erasure_tables(withdrawn))
 
 
@@ -289,7 +291,7 @@ def receipts(
         items,
         table(("Model", "Person", "Outcome", "Certificate"), rows)
         if items
-        else "There are no receipts yet, because no task has completed.",
+        else "There are no receipts. They exist once a batch with this request is completed.",
     )
     if any(item.outcome == "not_in_training_set" for item in items):
         context.note(IDENTIFIER_RULE_IN_WORDS)
@@ -361,6 +363,8 @@ def _flush(context: CommandContext, erasure: "Erasure", *, force: bool) -> bool:
 
     sealed = True
     for task in erasure.tasks:
+        if task.ended:
+            continue  # the model is not registered, and the task says so
         try:
             context.api.models.flush(task.model, force=force)
         except Conflict as refusal:
@@ -415,8 +419,9 @@ def _erasure_tables(erasure: "Erasure") -> tuple[Any, ...]:
             t.model,
             ON_HOLD if t.on_hold else t.state,
             t.outcomes,
-            t.version,
-            t.certificate_id or (t.batch_id and f"batch {t.batch_id}"),
+            # A version is published before the old data is deleted. Nobody is erased before that.
+            t.version if t.state == "completed" else None,
+            (t.certificate_id if t.state == "completed" else None) or (t.batch_id and f"batch {t.batch_id}"),
         )
         for t in erasure.tasks
     ]
@@ -425,16 +430,19 @@ def _erasure_tables(erasure: "Erasure") -> tuple[Any, ...]:
             {
                 "Erasure": erasure.id,
                 "State": _state_in_words(erasure),
+                "Summary": erasure.summary,
                 "People": erasure.subjects,
                 "Reference": erasure.reference,
                 "Received": erasure.received_at,
                 "Due": f"{format_value(erasure.due_at)}{f' ({lateness})' if lateness else ''}",
                 "Deadline extended because": erasure.extension_reason,
+                "Withdrawn because": erasure.withdrawal_reason,
                 "Completed": erasure.completed_at,
             }
         ),
         table(("Model", "State", "Outcome", "Version", "Certificate or batch"), rows),
         *(f"{t.model}: {t.notice}" for t in erasure.tasks if t.notice),
+        *(f"{t.model}: {decision_hint(t.batch_id, t.decisions)}" for t in erasure.tasks if t.decisions),
     )
 
 

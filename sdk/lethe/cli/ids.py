@@ -1,6 +1,10 @@
-"""Ids on the command line, in full or abbreviated to their first characters."""
+"""Ids on the command line, in full or abbreviated.
+
+An abbreviation is the beginning of an id, or its end after "…", as the dashboard shows it.
+"""
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
@@ -13,6 +17,7 @@ if TYPE_CHECKING:
 SHORTEST_PREFIX = 4
 _SHOWN_MATCHES = 10
 _DIGITS = 32  # hexadecimal digits of an id
+_ELLIPSES = ("…", "...")
 
 
 class HasId(Protocol):
@@ -57,25 +62,30 @@ def find_certificate(context: CommandContext, text: str) -> UUID:
 def find_id(text: str, kind: str, fetch: Callable[[], Iterable[HasId]], listing: str) -> UUID:
     """Return a full id as it is, and look up an abbreviated one in the list that `fetch` returns.
 
+    An abbreviation that starts with "…" is the end of an id.
+
     The list must be sorted from the newest id to the oldest, as all lists of the service are, so that it is
     read only as far as necessary. `listing` is the command that shows the ids.
     """
     digits = check_id(text, kind, listing)
     if len(digits) == _DIGITS:
         return UUID(digits)
-    matches = _matches(digits, fetch())
+    by_end = text.startswith(_ELLIPSES)
+    matches = _matches_by_end(digits, fetch()) if by_end else _matches(digits, fetch())
     if not matches:
-        raise NotFound(404, {"title": f"there is no {kind} whose ID starts with {text}"})
+        where = "ends" if by_end else "starts"
+        raise NotFound(404, {"title": f"there is no {kind} whose ID {where} with {text}"})
     if len(matches) > 1:
         shown = ", ".join(str(match) for match in matches[:_SHOWN_MATCHES])
         more = ", …" if len(matches) > _SHOWN_MATCHES else ""
-        raise UsageError(f"{text} is the start of several IDs: {shown}{more}; write more characters")
+        place = "end" if by_end else "start"
+        raise UsageError(f"{text} is the {place} of several IDs: {shown}{more}; write more characters")
     return matches[0]
 
 
 def check_id(text: str, kind: str, listing: str) -> str:
     """Return the hexadecimal digits of an id or of its beginning. Raises `UsageError` for any other text."""
-    digits = text.replace("-", "").lower()
+    digits = text.lstrip("….").replace("-", "").lower()
     if not digits or len(digits) > _DIGITS or not set(digits) <= set("0123456789abcdef"):
         named = text or "an empty text"
         raise UsageError(f"{named} is not the ID of {_with_article(kind)}; to see the IDs, run `{listing}`")
@@ -93,6 +103,11 @@ def _matches(digits: str, items: Iterable[HasId]) -> list[UUID]:
         elif beginning < digits or len(matches) > _SHOWN_MATCHES:
             break  # older ids are smaller
     return matches
+
+
+def _matches_by_end(digits: str, items: Iterable[HasId]) -> list[UUID]:
+    ends = (item.id for item in items if item.id.hex.endswith(digits))
+    return list(islice(ends, _SHOWN_MATCHES + 1))
 
 
 def _with_article(noun: str) -> str:

@@ -129,7 +129,7 @@ def list_models(
             m.name,
             m.state,
             m.manifest.family,
-            m.manifest.policy.epsilon,
+            _epsilon_of(m),
             m.manifest.policy.target_distance,
             m.generation,
             m.waiting_subjects,
@@ -383,12 +383,13 @@ def _model_details(model: "Model") -> Any:
             "Family": model.manifest.family,
             "Representation": _describe_representation(model),
             "Registration": describe_registration(model.progress or {}),
-            "Guarantee": f"ε = {policy.epsilon:g}, δ = {policy.delta:g} for each release",
-            "Lifetime": f"ε ≤ {policy.lifetime_epsilon:g} in total, then the model is retrained",
+            "Guarantee": _describe_guarantee(model),
+            "Lifetime": _describe_lifetime(policy),
             "Noise": f"σ = {model.sigma:.3g}, for a target distance of Δ* = {policy.target_distance:g}",
             "Batches": _describe_batches(policy),
             "Waiting": count(model.waiting_subjects, "person", "people"),
             "Assurance": f"{'at most ' if model.assurance_notes else ''}{model.assurance}",
+            "Which means": model.assurance_text,
             "Assurance notes": model.assurance_notes,
             "Registered with": _describe_registered_rows(report),
             "Advice": report.get("advice"),
@@ -397,6 +398,28 @@ def _model_details(model: "Model") -> Any:
             "Warnings": [str(text) for text in warnings] if isinstance(warnings, list) else [],
         }
     )
+
+
+def _epsilon_of(model: "Model") -> float | None:
+    """Return the ε that a release guarantees, or None for an estimate, which guarantees nothing."""
+    if model.manifest.policy.method == "retrain":
+        return 0.0
+    return None if model.assurance == "heuristic" else model.manifest.policy.epsilon
+
+
+def _describe_guarantee(model: "Model") -> str:
+    policy = model.manifest.policy
+    if policy.method == "retrain":
+        return "ε = 0: every release is a retraining without the erased people"
+    figures = f"ε = {policy.epsilon:g}, δ = {policy.delta:g} for each release"
+    if model.assurance == "heuristic":
+        return f"none. The noise is chosen for {figures}, if the sampled constant is a bound"
+    return f"{figures}, as its authors claim" if model.assurance == "as-published" else figures
+
+
+def _describe_lifetime(policy: "Policy") -> str:
+    then = "the model is retrained" if policy.fallback == "retrain" else "batches are put on hold"
+    return f"ε ≤ {policy.lifetime_epsilon:g} in total, then {then}"
 
 
 def _describe_representation(model: "Model") -> str | None:

@@ -15,6 +15,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from lethe.cli.batches import state_in_words
 from lethe.cli.context import CommandContext
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class BatchProgress:
                 self._show_features(batch, figures)
                 return
             figures = {}  # the solver has not reported yet
-        text = f"{batch.model}: {batch.step or batch.state}"
+        text = f"{batch.model}: {batch.step or state_in_words(batch.state)}"
         self._show(str(batch.id), text, figures if is_solving else {})
 
     def show_event(self, batch: "Batch", event: "Event") -> None:
@@ -100,6 +101,10 @@ class BatchProgress:
             return
         if event.kind == "progress":
             self._show(str(batch.id), f"{batch.model}: solve", data)
+            return
+        if event.kind == "held":
+            why = str(data.get("reason", "")).replace("_", " ")
+            self._show(str(batch.id), f"{batch.model}: {state_in_words('held')} ({why})", {})
             return
         detail = data.get("step") or data.get("state") or data.get("reason") or ""
         figures = {"percent": 100} if event.kind == "completed" else {}

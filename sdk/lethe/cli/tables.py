@@ -3,18 +3,23 @@
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+_ID_WIDTH = 36  # characters of a UUID
+
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
-    """Return a table with headings."""
+    """Return a table with headings. An id is never broken over two lines, so that it can be copied."""
+    names, cells = list(columns), [list(row) for row in rows]
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        result.add_column(column, overflow="fold")
-    for row in rows:
+    for place, name in enumerate(names):
+        has_ids = any(isinstance(row[place], UUID) for row in cells)
+        result.add_column(name, overflow="fold", min_width=_ID_WIDTH if has_ids else None)
+    for row in cells:
         result.add_row(*(Text(format_value(value)) for value in row))
     return result
 

@@ -79,9 +79,12 @@ class Erasures(EndpointGroup[D]):
         return self._get_pages("/v1/erasures", Erasure, limit, **params)
 
     @operation
-    def withdraw(self, erasure_id: Id, *, model: str | None = None) -> Procedure[Erasure]:
+    def withdraw(
+        self, erasure_id: Id, *, model: str | None = None, reason: str | None = None
+    ) -> Procedure[Erasure]:
         """Withdraw the tasks that are not in a batch yet. Their identifiers are deleted immediately."""
-        return self._request(Request("DELETE", path("erasures", erasure_id), {"model": model}), Erasure)
+        params = {"model": model, "reason": reason}
+        return self._request(Request("DELETE", path("erasures", erasure_id), params), Erasure)
 
     @operation
     def extend(self, erasure_id: Id, reason: str) -> Procedure[Erasure]:
@@ -205,27 +208,28 @@ class Batches(EndpointGroup[D]):
         )
 
     @operation
-    def retry(self, batch_id: Id) -> Procedure[Batch]:
+    def retry(self, batch_id: Id, *, reason: str | None = None) -> Procedure[Batch]:
         """Retry a batch that is on hold or failed, under the model's current policy."""
-        return self._decide(batch_id, "retry")
+        return self._decide(batch_id, "retry", reason)
 
     @operation
-    def approve(self, batch_id: Id) -> Procedure[Batch]:
+    def approve(self, batch_id: Id, *, reason: str | None = None) -> Procedure[Batch]:
         """Publish the exact draw that the quality gate held back."""
-        return self._decide(batch_id, "approve")
+        return self._decide(batch_id, "approve", reason)
 
     @operation
-    def discard(self, batch_id: Id) -> Procedure[Batch]:
+    def discard(self, batch_id: Id, *, reason: str | None = None) -> Procedure[Batch]:
         """Destroy the draw that was held back. It still counts as a release."""
-        return self._decide(batch_id, "discard")
+        return self._decide(batch_id, "discard", reason)
 
     @operation
-    def cancel(self, batch_id: Id) -> Procedure[Batch]:
+    def cancel(self, batch_id: Id, *, reason: str | None = None) -> Procedure[Batch]:
         """Stop a batch whose noise has not been drawn yet. It is on hold until someone retries it."""
-        return self._decide(batch_id, "cancel")
+        return self._decide(batch_id, "cancel", reason)
 
-    def _decide(self, batch_id: Id, decision: str) -> Procedure[Batch]:
-        return self._post(path("batches", batch_id, decision), Batch)
+    def _decide(self, batch_id: Id, decision: str, reason: str | None) -> Procedure[Batch]:
+        body = None if reason is None else {"reason": reason}
+        return self._post(path("batches", batch_id, decision), Batch, body)
 
 
 def as_ndjson(subjects: Iterable[str]) -> bytes:

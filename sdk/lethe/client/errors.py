@@ -38,7 +38,7 @@ class BatchHeld(LetheError):
 
     def __init__(self, batch_id: UUID, reason: str | None) -> None:
         why = f" ({reason.replace('_', ' ')})" if reason else ""
-        super().__init__(f"the batch {batch_id} is held{why} and waits for a decision")
+        super().__init__(f"the batch {batch_id} is on hold, needs a decision{why}")
         self.batch_id, self.reason = batch_id, reason
 
 

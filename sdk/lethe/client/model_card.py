@@ -18,6 +18,7 @@ from lethe.certificate.records import printable
 from lethe.certificate.representation import CertifiedRepresentation, ImageInput, TextInput, VectorInput
 from lethe.certificate.statement import AnyPredicate, AnyStatement, parse
 from lethe.certificate.verify import DOES_NOT_PROVE, VerificationReport, verify
+from lethe.certificate.vocabulary import ASSURANCES
 from lethe.client.errors import ReleaseUnavailable
 from lethe.client.releases import require_verified
 from lethe.client.responses import Evaluation, Ledger, Scores, Version
@@ -31,14 +32,6 @@ _MECHANISMS = {
     "added.",
     "zhang2024": "It was computed with the published baseline of Zhang et al. (2024), and random noise was "
     "added.",
-}
-_ASSURANCES = {
-    "proved": "The guarantee follows mathematically from the assumptions below.",
-    "conditional": "The guarantee follows from the assumptions below, but at least one of them is not "
-    "proved.",
-    "heuristic": "This is an estimate and not a guarantee, because one constant was sampled and not bounded.",
-    "as-published": "The authors of the method claim this guarantee. The certificate repeats the claim and "
-    "does not prove it.",
 }
 _CLASSIFIERS = ("softmax", "logistic")
 _PIPELINES = {"image": "image-classification", "text": "text-classification"}
@@ -253,7 +246,7 @@ def _describe_unit(predicate: AnyPredicate) -> Iterator[str]:
 
 def _describe_assurance(predicate: AnyPredicate, report: VerificationReport) -> Iterator[str]:
     assurance = predicate.guarantee.assurance
-    yield f"The assurance is **{assurance}**. {_ASSURANCES[assurance]}"
+    yield f"The assurance is **{assurance}**. {ASSURANCES[assurance]}"
     if not predicate.noise.data_independent:
         yield "The amount of noise was not fixed before the data was used."
     if predicate.format_version == 1:

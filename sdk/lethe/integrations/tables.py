@@ -157,7 +157,10 @@ class _Plan:
     def _check_length(self, rows: int) -> None:
         for name, column in (("subject", self.subject), ("label", self.label)):
             if column is not None and not isinstance(column, str) and len(column) != rows:
-                raise BadTable(f"{self.source.place} has {rows} rows, but {name} has {len(column)} entries")
+                raise BadTable(
+                    f"{self.source.place} has {rows} {'row' if rows == 1 else 'rows'}, but {name} has "
+                    f"{len(column)} {'entry' if len(column) == 1 else 'entries'}"
+                )
 
     def _entries(self, column: Any, batch: Any, row: int, name: str) -> tuple[Any, str]:
         """Return the entries of this batch, from a column of the table or a sequence of its own."""

@@ -120,6 +120,19 @@ def test_a_withdrawal_can_complete_an_erasure(
     assert there.types(hook.secret) == ["batch.completed", "erasure.completed"]
 
 
+def test_a_rejected_model_can_complete_an_erasure(
+    world: World, hook: Hook, post: Post, there: Receiver
+) -> None:
+    ask_both(world)
+    world.complete(run_to_claim(world, 0))
+    post.deliver()
+    assert there.types(hook.secret) == ["batch.completed"]
+    with world.services.database.writing() as session:
+        transitions.reject_model(session, session.get_one(Model, world.models[1]), ["no rows"])
+    post.deliver()
+    assert there.types(hook.secret) == ["batch.completed", "erasure.completed", "model.rejected"]
+
+
 @ONE_DATABASE
 def test_models_that_are_rejected_or_retired_are_told(
     world: World, hook: Hook, post: Post, there: Receiver

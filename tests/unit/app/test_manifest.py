@@ -34,6 +34,10 @@ BASE: dict[str, Any] = {
 
 MLP: dict[str, Any] = {"family": "mlp", "network": {"hidden": [8]}}
 CNN: dict[str, Any] = {"family": "allcnn", "network": {"image": [1, 2, 2], "channels": [[4, 1]]}}
+RESNET: dict[str, Any] = {
+    "family": "resnet18",
+    "network": {"image": [1, 2, 2], "base_width": 8, "groups": 2},
+}
 
 
 def test_what_measuring_curvature_may_use_up_is_kept_back_from_the_noise() -> None:
@@ -91,11 +95,20 @@ def test_sigma_follows_from_the_policy_alone() -> None:
         ({"policy": {"delta": 0.011}}, "less than or equal to 0.01"),
         ({"policy": {"delta": float("nan")}}, "finite"),
         ({"policy": {"epsilon": 21.0, "lifetime_epsilon": 50.0}}, "less than or equal to 20"),
-        ({"family": "boosting", "classes": None}, "can only be sampled: set the policy's method to retrain"),
+        ({"family": "boosting", "classes": None}, "for one, set network.linearised to true"),
+        ({"family": "torch"}, "torch is not a built-in family. The built-in families are logistic, ridge"),
+        ({"family": "sofmax"}, "Did you mean softmax"),
+        ({"family": "ResNet18"}, "Did you mean resnet18"),
+        (RESNET | {"policy": {}}, "curvature of a resnet18 changes: set network.linearised to true"),
         (MLP | {"network": None}, "described by hidden"),
-        (MLP | {"network": {"hidden": [8], "image": [1, 2, 2]}}, "described by hidden and nothing else"),
+        (MLP | {"network": {"hidden": [8], "image": [1, 2, 2]}}, "described by hidden alone"),
         (MLP | {"network": {"hidden": [8], "activation": "relu"}}, "relu has a kink"),
-        (MLP | {"network": {"hidden": [8], "activation": "elu"}}, "'tanh', 'softplus' or 'relu'"),
+        (MLP | {"network": {"hidden": [8], "activation": "relu"}}, "Set linearised to true"),
+        (
+            MLP | {"network": {"hidden": [8], "activation": "elu"}},
+            "relu, which has a kink and needs linearised",
+        ),
+        (MLP | {"network": {"hidden": [8], "activation": "ReLU"}}, "Did you mean relu"),
         (MLP | {"network": {"hidden": [8], "layers": ["layers.0"]}}, "layers can only be chosen"),
         (MLP | {"network": {"hidden": [8], "linearised": True, "layers": ["a", "a"]}}, "named twice"),
         (MLP | {"bias": False}, "bias cannot be false"),
@@ -110,7 +123,7 @@ def test_sigma_follows_from_the_policy_alone() -> None:
         ),
         (
             {"family": "resnet18", "network": {"image": [1, 2, 2], "base_width": 8, "groups": 2}},
-            "or heuristic to true",
+            "or its heuristic to true",
         ),
         ({"origins": {"features": "f", "constants": "c", "anchor": ""}}, "should match pattern"),
         ({"origins": {"features": "f\u0000", "constants": "c"}}, "should match pattern"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -78,6 +79,30 @@ def test_not_verified_is_status_one_and_names_the_check(folder, capsys):
     out = capsys.readouterr().out
     assert "✗ 3. The model file is the one certified" in out
     assert "NOT VERIFIED: check 3 failed" in out
+    assert out.startswith("NOT VERIFIED, because of check 3. The certificate states: ")
+
+
+def test_a_tampered_pack_is_headlined_as_tampered_with(folder, capsys):
+    pack = json.loads((folder / "pack.json").read_bytes())
+    envelope = json.loads(base64.b64decode(pack["envelope"]))
+    payload = base64.b64decode(envelope["payload"]).replace(b"epsilon", b"epsilom")
+    envelope["payload"] = base64.b64encode(payload).decode()
+    raw = json.dumps(envelope, separators=(",", ":"), sort_keys=True).encode()
+    (folder / "pack.json").write_text(json.dumps(pack | {"envelope": base64.b64encode(raw).decode()}))
+    assert main(everything(folder)) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("TAMPERED WITH: the signature does not match the certificate")
+    assert (out.count("✗"), out.count("✓"), out.count("not checked")) == (1, 0, 8)
+    assert "NOT VERIFIED: check 1 failed" in out
+
+
+def test_an_identifier_without_a_receipt_is_an_error(folder, capsys):
+    arguments = everything(folder)
+    at = arguments.index("--receipt")
+    without = arguments[:at] + arguments[at + 2 :]
+    subject = [] if "--subject" in without else ["--subject", "ada"]
+    assert main([*without, *subject]) == 2
+    assert "add --receipt" in capsys.readouterr().out
 
 
 def test_a_pack_verified_under_its_own_keys_says_so_in_the_verdict(folder, capsys):

@@ -70,8 +70,10 @@ def test_a_changed_byte_of_the_statement_is_refused_by_the_signature(place, flip
     envelope["payload"] = base64.b64encode(flipped(ISSUED.envelope.payload, place, flip)).decode()
     raw = json.dumps(envelope, separators=(",", ":"), sort_keys=True).encode()
     report = judge(HONEST | {"envelope": base64.b64encode(raw).decode()})
-    assert report.failed[0].number == 1
+    assert [line.number for line in report.failed] == [1], "one cause, one failure"
     assert "did not sign" in report.failed[0].detail
+    assert report.headline.startswith("TAMPERED WITH: the signature does not match")
+    assert {line.ok for line in report.lines[1:]} == {None}
 
 
 @many

@@ -1,17 +1,23 @@
 """What commands print, with canned responses of the service."""
 
 import json
+from io import StringIO
+from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from lethe import Lethe, Retry
-from lethe.cli.context import CommandContext
+from lethe.cli.context import CommandContext, UsageError
+from lethe.cli.ids import find_id
 from lethe.cli.main import app
 from lethe.cli.progress import batch_progress
+from lethe.cli.tables import table
+from lethe.client.errors import NotFound
 from lethe.client.responses import Batch, Event
 
 # As the gateway answers for a model whose policy is `method: retrain`.
@@ -102,3 +108,20 @@ def test_the_features_of_appended_rows_are_not_shown_as_steps_of_the_solver(
         "clinic: solve",
         "clinic: solve  ‖g‖ 1.0e-03  Δ 2.0e-02  → Δ* 1.0e-04  10 %",
     ]
+
+
+def test_an_id_may_be_abbreviated_to_its_end_as_the_dashboard_shows_it() -> None:
+    items = [SimpleNamespace(id=UUID(int=number)) for number in (0xABCD1234, 0xABCE1234, 0xABCD9999)]
+    assert find_id("…abcd1234", "batch", lambda: items, "lethe batch list") == UUID(int=0xABCD1234)
+    with pytest.raises(UsageError, match=r"is the end of several IDs: .*; write more characters"):
+        find_id("...1234", "batch", lambda: items, "lethe batch list")
+    with pytest.raises(NotFound, match="there is no batch whose ID ends with …00ff"):
+        find_id("…00ff", "batch", lambda: items, "lethe batch list")
+
+
+def test_an_id_in_a_table_is_not_broken_on_a_narrow_terminal() -> None:
+    identifier = uuid4()
+    rows = [(identifier, "a state", "a long reason that has to be broken into several lines")]
+    console = Console(width=70, file=StringIO())
+    console.print(table(("Batch", "State", "Reason"), rows))
+    assert str(identifier) in console.file.getvalue()  # type: ignore[attr-defined]

@@ -188,7 +188,8 @@ def _check(
     if not (math.isfinite(step.unsolved) and math.isfinite(facts.image)):
         return Verdict(Outcome.NON_FINITE, "the Newton step or its image is not finite")
     if losses.third > 0 and facts.longer:
-        reason = f"{facts.longer} of {objective.total} rows are longer than {settings.row_bound:g}"
+        verb = "is" if facts.longer == 1 else "are"
+        reason = f"{facts.longer} of {objective.total} rows {verb} longer than {settings.row_bound:g}"
         return Verdict(Outcome.LONG_ROWS, reason)
     if settings.form == "data-dependent" or losses.third == 0:
         return HOLDS

@@ -159,7 +159,8 @@ def _lipschitz(
         return None, Verdict(Outcome.NO_LIPSCHITZ, Outcome.NO_LIPSCHITZ.value), 0.0
     facts = row_facts(objective, start, row_bound=settings.row_bound)
     if facts.longer:
-        reason = f"{facts.longer} of {objective.total} rows are longer than {settings.row_bound:g}"
+        verb = "is" if facts.longer == 1 else "are"
+        reason = f"{facts.longer} of {objective.total} rows {verb} longer than {settings.row_bound:g}"
         return None, Verdict(Outcome.LONG_ROWS, reason), 1.0
     bound = settings.row_bound
     lipschitz = Lipschitz(losses.curvature * bound**2 + objective.lam, losses.third * bound**3)

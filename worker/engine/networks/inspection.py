@@ -48,6 +48,9 @@ _KINKED_OPERATIONS = {
     "max", "min", "sign", "round", "floor", "ceil",
 }
 # fmt: on
+# Also with the method `retrain`: its guarantee needs no bound, but every training takes Newton steps.
+_WHY_SMOOTH = "and training takes Newton steps, which need second derivatives, as bounds do"
+_OR_LINEARISE = "or set linearised = true in the manifest's network"
 _LEAST_SOFTPLUS_THRESHOLD = 40.0  # above it the jump to the identity is below float64 rounding
 
 
@@ -86,7 +89,7 @@ def _part(name: str, part: nn.Module) -> Iterator[str]:
     if isinstance(part, _DROPOUT) and part.p > 0:
         yield f"{name} ({kind}) drops at random with p = {part.p}: the loss is not one function; set p = 0"
     if isinstance(part, _KINKED):
-        yield f"{name} ({kind}) is not twice differentiable, so the bound does not hold; {_instead(kind)}"
+        yield f"{name} ({kind}) is not twice differentiable, {_WHY_SMOOTH}; {_instead(kind)}"
     if isinstance(part, nn.Softplus) and part.beta * part.threshold < _LEAST_SOFTPLUS_THRESHOLD:
         yield (
             f"{name} ({kind}) jumps to the identity where beta·x reaches {part.threshold:g}; "
@@ -96,8 +99,8 @@ def _part(name: str, part: nn.Module) -> Iterator[str]:
 
 def _instead(kind: str) -> str:
     if "pool" in kind.lower():
-        return "use average pooling or a strided convolution"
-    return "use GELU, SiLU, tanh or softplus"
+        return f"use average pooling or a strided convolution, {_OR_LINEARISE}"
+    return f"use GELU, SiLU, tanh or softplus, {_OR_LINEARISE}"
 
 
 class _KinkRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -133,7 +136,7 @@ def _running(module: nn.Module, width: int, outputs: int | None) -> Iterator[str
         return
     yield from _shape(first, outputs)
     for name in sorted(recorder.operations):
-        yield f"forward calls {name}, which is not twice differentiable; {_instead(name)}"
+        yield f"forward calls {name}, which is not twice differentiable, {_WHY_SMOOTH}; {_instead(name)}"
     for name, buffer in trial.named_buffers():
         if not torch.equal(before[name], buffer):
             yield f"buffer {name} changes in forward, so it remembers rows; make it a constant or a parameter"

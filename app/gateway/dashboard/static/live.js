@@ -97,7 +97,7 @@ function showSteps(figureElement, steps) {
 }
 
 // Fetches this page and replaces its fresh parts. Calls during a fetch lead to one more fetch after it.
-let fetching = false, fetchAgain = false;
+let fetching = false, fetchAgain = false, retry;
 async function refresh() {
   if (fetching) { fetchAgain = true; return; }
   fetching = true;
@@ -106,9 +106,13 @@ async function refresh() {
       fetchAgain = false;
       const answer = await fetch(location.href, { headers: { Accept: "text/html" }, cache: "no-store" });
       if (answer.redirected) { location.reload(); return; } // the session has ended
+      if (answer.status >= 500) throw new Error("the gateway is busy");
       if (answer.ok) replaceParts(new DOMParser().parseFromString(await answer.text(), "text/html"));
     } while (fetchAgain);
-  } catch { /* the gateway is not reachable; the stream or the next poll tries again */ }
+  } catch { // the last event of a batch is not repeated, so an old button would stay if nobody asked again
+    clearTimeout(retry);
+    retry = setTimeout(refresh, POLL_MILLISECONDS);
+  }
   finally { fetching = false; }
 }
 

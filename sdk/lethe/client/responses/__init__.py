@@ -22,6 +22,7 @@ from lethe.client.responses.certificates import (
 )
 from lethe.client.responses.erasures import (
     Batch,
+    DecisionMade,
     Erasure,
     ErasureProgress,
     Event,
@@ -104,6 +105,7 @@ __all__ = [
     "ClassDrift",
     "ConsistencyProof",
     "DatasetPart",
+    "DecisionMade",
     "Delivery",
     "DeltaF1",
     "Erasure",

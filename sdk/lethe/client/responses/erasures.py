@@ -14,6 +14,7 @@ class Task(Response):
     state: str
     batch_id: UUID | None
     on_hold: bool
+    decisions: tuple[str, ...]
     completed_at: datetime | None
     version: int | None
     certificate_id: UUID | None
@@ -28,10 +29,14 @@ class Task(Response):
 
 
 class Erasure(Response):
-    """A request to erase people from one or more models, with one task per model."""
+    """A request to erase people from one or more models, with one task per model.
+
+    `summary` is the state in words. It begins with "On hold, needs a decision" if a batch is on hold.
+    """
 
     id: UUID
     state: str
+    summary: str
     subjects: int
     reference: str | None
     reason: str | None
@@ -39,6 +44,7 @@ class Erasure(Response):
     received_at: datetime
     due_at: datetime
     extension_reason: str | None
+    withdrawal_reason: str | None
     completed_at: datetime | None
     overdue: bool
     late_days: int
@@ -70,12 +76,27 @@ class ReceiptAcknowledgement(Response):
     destroyed: int
 
 
+class DecisionMade(Response):
+    """The latest decision about a batch: who made it, why and when."""
+
+    decision: str
+    by: str | None
+    reason: str | None
+    at: datetime
+
+
 class Batch(Response):
-    """People who are erased from one model together."""
+    """People who are erased from one model together.
+
+    `summary` is the state in words, and `decisions` what can be decided now, such as "approve".
+    """
 
     id: UUID
     model: str
     state: str
+    summary: str
+    decisions: tuple[str, ...]
+    decided: DecisionMade | None
     sealed_because: str
     step: str | None
     subjects: int

@@ -172,6 +172,7 @@ class Model(Response):
     representation: RepresentationFiles | None
     waiting_subjects: int
     assurance: str
+    assurance_text: str
     assurance_notes: tuple[str, ...]
     created_at: datetime
 

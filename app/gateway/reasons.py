@@ -1,0 +1,9 @@
+"""The text in which someone says why they decided something."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from lethe.identifiers import NO_CONTROLS
+
+ReasonText = Annotated[str, Field(min_length=1, max_length=200, pattern=NO_CONTROLS)]
