@@ -70,13 +70,29 @@ def test_every_column_is_stored_as_the_general_way_stores_it(world: World) -> No
         assert [s.person for s in sorted(subjects, key=lambda s: s.ordinal)] == list(quick.people)
 
 
-def test_nothing_is_recorded_if_the_models_have_changed(world: World) -> None:
+@pytest.mark.parametrize("state", [ModelState.RETIRED, ModelState.REJECTED])
+def test_nothing_is_recorded_if_the_models_have_changed(world: World, state: ModelState) -> None:
     recorder = _recorder(world)
     with world.services.database.writing() as session:
-        session.execute(update(Model).where(Model.id == world.models[0]).values(state=ModelState.RETIRED))
+        session.execute(update(Model).where(Model.id == world.models[0]).values(state=state))
     assert recorder.record([_prepared(world), _prepared(world, "k")]) == {}
     recorder.close()
     assert _count(world, Erasure) == 0
+
+
+def test_the_task_on_a_rejected_model_is_recorded_as_ended(world: World) -> None:
+    with world.services.database.writing() as session:
+        session.execute(update(Model).where(Model.id == world.models[0]).values(state=ModelState.REJECTED))
+    recorder, prepared = _recorder(world), _prepared(world, None, "a", "b")
+    assert list(recorder.record([prepared])) == [prepared.id]
+    recorder.close()
+    with world.services.database.reading() as session:
+        tasks = {task.model_id: task for task in session.scalars(select(Task))}
+        people = session.scalars(select(TaskSubject.task_id)).all()
+    ended, waiting = (tasks[model] for model in world.models)
+    assert (ended.state, ended.completed_at) == ("completed", prepared.erasure["created_at"])
+    assert (waiting.state, waiting.completed_at) == ("received", None)
+    assert people == [waiting.id, waiting.id], "an ended task keeps no identifiers"
 
 
 def test_a_key_is_claimed_once(world: World) -> None:

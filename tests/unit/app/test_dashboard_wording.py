@@ -13,6 +13,7 @@ from app.db.states import (
     ModelState,
     SealReason,
     SubjectOutcome,
+    TaskOutcome,
     TaskState,
     VersionState,
 )
@@ -28,7 +29,7 @@ from lethe.policy import Method
         (BatchState, wording.BATCH),
         (ModelState, wording.MODEL),
         (VersionState, wording.VERSION),
-        (SubjectOutcome, wording.OUTCOME),
+        (TaskOutcome, wording.OUTCOME),
         (HeldReason, wording.HELD),
         (BatchStep, wording.STEPS),
         (SealReason, wording.SEAL_REASON),
@@ -55,3 +56,7 @@ def test_a_probability_is_never_rounded_down(epsilon: float) -> None:
         text = wording.format_probability(probability)
         stated = int(text.rstrip(" %")) / 100 if "%" in text else 1 / int(text.split()[-1].replace(",", ""))
         assert stated >= probability * (1 - 1e-9)
+
+
+def test_every_stored_outcome_can_be_shown() -> None:
+    assert {outcome.value for outcome in SubjectOutcome} < {outcome.value for outcome in TaskOutcome}
