@@ -9,10 +9,11 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from app.db.states import SubjectOutcome, TaskState
 from app.gateway.batches.schemas import BatchView
 from app.gateway.models.schemas import NAME
+from lethe.certificate.validation import PLAIN_TEXT
 
 NO_CONTROLS = r"^[^\x00-\x1f\x7f]+$"
 SubjectId = Annotated[str, Field(min_length=1, max_length=256, pattern=NO_CONTROLS)]
-Short = Annotated[str, Field(min_length=1, max_length=200, pattern=NO_CONTROLS)]
+Short = Annotated[str, Field(min_length=1, max_length=200, pattern=PLAIN_TEXT)]
 
 EXAMPLE: dict[str, Any] = {
     "subjects": ["patient-0042"],
@@ -37,7 +38,7 @@ class ErasureDetails(BaseModel):
         None, description="Your own case number. Do not use an identifier of the person."
     )
     reason: Short | None = Field(None, description="Why the request was made.")
-    jurisdiction: Annotated[str, Field(min_length=1, max_length=50, pattern=NO_CONTROLS)] | None = Field(
+    jurisdiction: Annotated[str, Field(min_length=1, max_length=50, pattern=PLAIN_TEXT)] | None = Field(
         None, description="The law that applies, for example `GDPR`."
     )
     received_at: AwareDatetime | None = Field(
