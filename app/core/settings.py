@@ -75,6 +75,13 @@ class Settings(BaseSettings):
         description="How many requests one gateway receives at the same time. Beyond that it gives up the "
         "oldest that are not complete. Files do not count.",
     )
+    database_seconds: float = Field(
+        10.0,
+        gt=0,
+        le=600,
+        description="How long a gateway waits for the database to check an API key or to record an erasure "
+        "request before it answers 503.",
+    )
     requests_per_minute_per_key: int = Field(
         300_000,
         ge=0,

@@ -86,6 +86,8 @@ class Job(Base):
     attempt: Mapped[int] = mapped_column(default=0)
     token: Mapped[UUID | None]
     run_after: Mapped[datetime] = mapped_column(default=now)
+    due_at: Mapped[datetime | None]
+    """Until when it should be done. Of a batch, the earliest deadline of its tasks."""
     queued_at: Mapped[datetime | None]
     heartbeat_at: Mapped[datetime | None]
     error: Mapped[str | None] = mapped_column(String(1000))

@@ -146,6 +146,13 @@ class Unavailable(ServiceError):
     title = "Temporarily unavailable"
 
 
+class FileDamaged(ServiceError):
+    """The storage does not hold a file as it was stored."""
+
+    status = 500
+    title = "The file is missing or damaged"
+
+
 class UnsupportedMedia(ServiceError):
     """The endpoint does not accept the media type of the body."""
 

@@ -175,10 +175,11 @@ def _lifespan(
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[State]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[State]:
+        callers = CallerCache()
         async with GroupCommit(services) as group_commit:
             yield State(
                 services=services,
-                callers=CallerCache(),
+                callers=callers,
                 drain=drain,
                 metrics_page=metrics_page,
                 group_commit=group_commit,
@@ -190,6 +191,7 @@ def _lifespan(
                 opendsr_key=opendsr_key,
                 verifier=Verifier(services),
             )
+        callers.close()
         services.close()
 
     return lifespan

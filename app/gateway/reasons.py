@@ -4,6 +4,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lethe.identifiers import NO_CONTROLS
+from lethe.certificate.validation import PLAIN_TEXT
 
-ReasonText = Annotated[str, Field(min_length=1, max_length=200, pattern=NO_CONTROLS)]
+ReasonText = Annotated[str, Field(min_length=1, max_length=200, pattern=PLAIN_TEXT)]

@@ -13,12 +13,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from lethe.certificate import privacy
 from lethe.certificate.assurance import ANALYTIC_FAMILIES, CONVEX_FAMILIES, linearisation_of
 from lethe.certificate.predicate import Assurance, Linearisation, Rule
-from lethe.certificate.records import LayerName, Text
+from lethe.certificate.records import LayerName
 from lethe.certificate.representation import Representation
+from lethe.certificate.validation import PLAIN_TEXT
 from lethe.policy import Policy, Positive
 
 NETWORK_FAMILIES = ("mlp", "allcnn", "resnet18")
 BUILT_IN_FAMILIES = (*sorted(CONVEX_FAMILIES), *NETWORK_FAMILIES)
+
+
+PlainText = Annotated[str, StringConstraints(pattern=PLAIN_TEXT)]
 
 
 class Origins(BaseModel):
@@ -29,17 +33,17 @@ class Origins(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    features: Text = Field(
+    features: PlainText = Field(
         max_length=500,
         description="How the features were computed, such as raw pixels divided by 16.",
         examples=["raw pixels divided by 16"],
     )
-    constants: Text = Field(
+    constants: PlainText = Field(
         max_length=500,
         description="Where λ, scaling constants, the anchor and the figures of the policy come from.",
         examples=["chosen before the data was collected"],
     )
-    anchor: Text = Field(
+    anchor: PlainText = Field(
         "zero",
         max_length=500,
         description="Where the uploaded anchor comes from. `zero` if there is none.",

@@ -14,7 +14,8 @@ from app.core.clock import new_id
 from app.core.queue import RqMessages
 from app.db import transitions
 from app.db.states import BatchState, JobKind, JobState, SealReason
-from app.db.tables import Batch, BatchEvent, Job, Model, OutboxMessage, WorkerSeen
+from app.db.tables import Batch, BatchEvent, Job, Model, OutboxMessage, Task, Tenant, WorkerSeen
+from app.dispatcher import outbox
 from app.dispatcher.liveness import Heartbeat, HeartbeatMonitor
 from app.dispatcher.loop import Dispatcher
 from app.services import Services
@@ -98,7 +99,8 @@ def test_a_job_that_another_dispatcher_is_queueing_is_queued_once(world: World) 
         assert session.scalars(select(OutboxMessage.token)).all() == [only_job(world).token]
 
 
-def test_two_dispatchers_at_once_queue_every_job_once(world: World) -> None:
+def test_two_dispatchers_at_once_queue_every_job_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "QUEUED_JOBS", 40)
     with world.services.database.writing() as session:
         for _ in range(40):
             transitions.create_job(session, JobKind.REGISTER, world.models[0], world.clock.wall)
@@ -109,6 +111,77 @@ def test_two_dispatchers_at_once_queue_every_job_once(world: World) -> None:
     with world.services.database.reading() as session:
         assert {(job.state, job.attempt) for job in session.scalars(select(Job))} == {(JobState.QUEUED, 1)}
         assert len(session.scalars(select(OutboxMessage)).all()) == 40
+
+
+class Tenants:
+    """Jobs of several tenants, and the order in which they reach the queue."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.names: dict[UUID, str] = {}
+
+    def add(self, tenant: str, *days: float) -> None:
+        """Add a job on a model of its own for each of these deadlines."""
+        with self.world.services.database.writing() as session:
+            owner = session.scalar(select(Tenant.id).where(Tenant.name == tenant))
+            if owner is None:
+                owner = new_id()
+                session.add(Tenant(id=owner, name=tenant))
+                session.flush()
+            for day in days:
+                model = Model(id=new_id(), tenant_id=owner, name=f"m{new_id().hex}", manifest={})
+                session.add(model)
+                session.flush()
+                job = transitions.create_job(session, JobKind.REGISTER, model.id, self.world.clock.wall)
+                job.due_at = self.world.clock.wall + timedelta(days=day)
+                self.names[job.id] = f"{tenant}{day:g}"
+
+    def queue(self) -> list[str]:
+        """Let the dispatcher queue jobs, and return all that were ever sent, in order."""
+        self.world.dispatchers[0].queue_waiting_jobs()
+        self.world.dispatchers[0].send_outbox()
+        return [self.names[message.job_id] for message in self.world.queue.messages]
+
+
+def test_tenants_take_turns_and_within_a_tenant_the_earliest_deadline_comes_first(world: World) -> None:
+    tenants = Tenants(world)
+    tenants.add("a", 5, 1, 4, 3, 2)
+    tenants.add("b", 9, 8)
+    tenants.add("c", 0.5)
+    assert tenants.queue() == ["c0.5", "a1", "b8", "a2", "b9", "a3", "a4", "a5"]
+
+
+def test_a_tenant_with_many_jobs_does_not_delay_one_that_comes_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "QUEUED_JOBS", 3)
+    tenants = Tenants(world)
+    tenants.add("a", *range(1, 11))
+    assert tenants.queue() == ["a1", "a2", "a3"]
+    tenants.add("b", 20)
+    assert tenants.queue() == ["a1", "a2", "a3"], "the queue is full"
+    assert world.claim(world.queue.messages[0])
+    assert tenants.queue() == ["a1", "a2", "a3", "b20"], "one job of the first tenant runs, two are queued"
+
+
+def test_the_queue_holds_more_for_more_workers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "QUEUED_JOBS", 1)
+    with world.services.database.writing() as session:
+        session.add_all(WorkerSeen(name=f"w{n}", seen_at=world.clock.wall) for n in range(2))
+        session.add(WorkerSeen(name="dead", seen_at=world.clock.wall - timedelta(days=1)))
+    tenants = Tenants(world)
+    tenants.add("a", *range(1, 11))
+    assert len(tenants.queue()) == 1 + 2 * outbox.QUEUED_PER_WORKER
+
+
+def test_a_job_is_due_when_the_first_of_its_tasks_is(world: World) -> None:
+    world.ask(0, 1)
+    world.clock.passes(86400)
+    world.ask(0, 1)
+    world.dispatchers[0].seal_due()
+    with world.services.database.reading() as session:
+        first = session.scalars(select(Task.due_at).order_by(Task.due_at)).first()
+    assert only_job(world).due_at == first
 
 
 def test_an_attempt_that_writes_while_it_is_given_up_stays(world: World) -> None:

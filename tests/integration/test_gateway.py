@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,8 @@ from app.core.settings import Settings
 from app.core.storage import Storage, Stored
 from app.db.tables import ApiKey, LogHead, Tenant, WorkerSeen
 from app.gateway import json_body
+from app.gateway.auth import guard
+from app.gateway.auth.caller import LOOK_UP_THREADS
 from app.gateway.auth.scopes import Scope
 from app.gateway.main import ROUTERS, create_app
 from app.gateway.middleware import body_limit
@@ -303,3 +306,46 @@ def test_a_key_that_sends_too_much_is_told_when_to_come_back(
         assert answer.headers["RateLimit-Policy"] == '"key";q=3;w=60'
         assert gateway.get("/v1/models", headers=other).status_code == 200
         assert gateway.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_database_that_hangs_is_answered_with_503(
+    settings: Settings, admin: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API key cannot be checked, and other requests do not wait for the threads that try."""
+    resumed = threading.Event()
+    look_up = guard._look_up
+    monkeypatch.setattr(guard, "_look_up", lambda *parts: resumed.wait(120) and look_up(*parts))
+    hasty = settings.model_copy(update={"database_seconds": 0.05})
+    with TestClient(create_app(hasty)) as gateway:
+        for _ in range(2 * LOOK_UP_THREADS):
+            answer = gateway.post("/v1/erasures", json={"subjects": ["a"]}, headers=admin)
+            assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+        assert gateway.get("/healthz").status_code == 200
+        resumed.set()
+
+
+@pytest.mark.parametrize("character", ["\u202e", "\u2066", "\u2028", "\x85", "\n"])
+def test_free_text_cannot_change_its_direction_or_contain_control_characters(
+    gateway: TestClient, admin: dict[str, str], character: str
+) -> None:
+    text = f"raw{character}pixels"
+    origins = {"features": text, "constants": "y"}
+    manifest = {"family": "logistic", "width": 2, "lambda": 1, "origins": origins}
+    for path, body in (
+        ("/v1/models", {"name": "m", "manifest": manifest}),
+        ("/v1/erasures", {"subjects": ["a"], "reference": text}),
+        ("/v1/erasures", {"subjects": ["a"], "reason": text}),
+        ("/v1/api-keys", {"name": text, "scopes": ["admin"]}),
+        ("/v1/webhooks", {"url": "https://example.com", "description": text}),
+    ):
+        answer = gateway.post(path, json=body, headers=admin)
+        assert answer.status_code == 422, path
+        assert "control characters" in answer.json()["detail"]
+        assert character not in answer.text.replace("\\n", "")
+
+
+def test_text_in_any_script_is_accepted(gateway: TestClient, admin: dict[str, str]) -> None:
+    for text in ("Größe in cm", "العمر\u200f", "גיל", "身長", "नाम\u200d"):
+        body = {"subjects": ["a"], "reason": text}
+        assert gateway.post("/v1/erasures", json=body, headers=admin).status_code == 202

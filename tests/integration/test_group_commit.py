@@ -148,3 +148,26 @@ def test_a_request_with_too_many_rows_is_refused(world: World, monkeypatch: pyte
     assert isinstance(fits, Answer)
     assert isinstance(refused, InvalidRequest)
     assert "Split it into several requests" in refused.detail
+
+
+def test_a_request_that_the_database_does_not_record_in_time_is_answered(services: Services) -> None:
+    """It is recorded once the database answers again. Repeating it with its key is safe."""
+    hasty = Services(services.settings.model_copy(update={"database_seconds": 0.05}))
+    world, resumed = World(hasty), threading.Event()
+
+    class Hanging(GroupCommit):
+        def _commit(self, group: Any) -> Any:
+            assert resumed.wait(120)
+            return super()._commit(group)
+
+    async def run() -> Answer:
+        async with Hanging(hasty) as door:
+            with pytest.raises(Unavailable) as problem:
+                await door.submit(_prepared(world, "k", "a"))
+            assert problem.value.headers == {"Retry-After": "5"}
+            resumed.set()
+        (again,) = _record(world, _prepared(world, "k", "a"))
+        return again  # type: ignore[no-any-return]
+
+    assert asyncio.run(run()).replayed
+    hasty.close()

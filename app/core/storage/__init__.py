@@ -5,6 +5,7 @@ Writes are atomic and compute a digest on the way. No path leads out of the stor
 
 import hashlib
 import math
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -89,6 +90,11 @@ class Storage:
                 if length is not None:
                     length -= len(chunk)
                 yield chunk
+
+    def size(self, path: str) -> int:
+        """Return the length of a file in bytes. Raise `StorageError` if there is none."""
+        with self.open(path) as file:
+            return file.seek(0, os.SEEK_END)
 
     def exists(self, path: str) -> bool:
         """Return whether there is a file with this path."""

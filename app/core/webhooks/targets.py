@@ -107,7 +107,11 @@ def is_allowed(address: Address, *, intranet: bool) -> bool:
     """Return whether webhooks may be sent to an address.
 
     Public addresses are allowed. With `intranet`, private, loopback and carrier-grade NAT addresses are too.
+    An IPv6 address with a scope id (`%eth0`) is never allowed: it names an interface of this machine, and
+    differs from the same address without one.
     """
+    if isinstance(address, IPv6Address) and address.scope_id is not None:
+        return False
     if address in _METADATA:
         return False
     if intranet and any(address in network for network in _INTRANET):

@@ -87,8 +87,9 @@ def seal(session: Session, model: Model, *, because: SealReason, now: datetime) 
         update(Task)
         .where(*_waits(model.id))
         .values(batch_id=batch.id, state=TaskState.BATCHED)
-        .returning(Task.id)
+        .returning(Task.due_at)
     ).all()
+    job.due_at = min(taken, default=None)
     batch.subjects = _people(session, Task.batch_id == batch.id)
     model.flush_requested = False
     if not taken:

@@ -1,7 +1,7 @@
 """Jobs: their creation, their queue messages, and the token of the attempt that may write for them."""
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from sqlalchemy import Select, select, update
@@ -12,6 +12,7 @@ from app.db.session import Database
 from app.db.states import JobKind, JobState
 from app.db.tables import Job, OutboxMessage
 
+UNDATED = timedelta(days=30)  # for jobs without a legal deadline: about that of an erasure received now
 RUN = "worker.queue.run"  # the function that every queue message names; the job's row says what to run
 
 
@@ -20,8 +21,8 @@ class TokenLost(Exception):
 
 
 def create_job(session: Session, kind: JobKind, model_id: UUID, now: datetime) -> Job:
-    """Add a job that waits to be queued."""
-    job = Job(id=new_id(), kind=kind, model_id=model_id, run_after=now, created_at=now)
+    """Add a job that waits to be queued. It is due after `UNDATED`, unless its batch has a deadline."""
+    job = Job(id=new_id(), kind=kind, model_id=model_id, run_after=now, due_at=now + UNDATED, created_at=now)
     session.add(job)
     session.flush()
     return job

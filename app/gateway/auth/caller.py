@@ -6,6 +6,7 @@ it at once. Other gateways refuse it after `CACHE_SECONDS`.
 
 import hashlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from lethe.certificate.audit_log import Actor
 
 CACHE_SECONDS = 2.0
 MAX_ENTRIES = 10_000
+LOOK_UP_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class CallerCache:
     """Callers by the digest of their credentials. The secret itself is not kept longer than its request."""
 
     def __init__(self) -> None:
+        self.threads = ThreadPoolExecutor(LOOK_UP_THREADS, thread_name_prefix="key")
+        """The threads that look up callers who are not in the cache. They start when they are needed."""
         self._entries: dict[bytes, tuple[float, Caller]] = {}
 
     def get(self, credentials: str) -> Caller | None:
@@ -47,6 +51,10 @@ class CallerCache:
         if len(self._entries) >= MAX_ENTRIES:
             self._entries.clear()
         self._entries[_digest(credentials)] = (time.monotonic() + CACHE_SECONDS, caller)
+
+    def close(self) -> None:
+        """End the threads once their look-ups have ended."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
 
     def forget(self, key_id: UUID) -> None:
         """Drop every entry of a key, for example because it was revoked."""

@@ -12,6 +12,7 @@ from app.gateway.auth.guard import CallersOf, HasKey, IsAdmin, ServicesOf
 from app.gateway.auth.scopes import Scope
 from app.gateway.errors import NotFound
 from app.gateway.json_body import JsonRoute
+from lethe.certificate.validation import PLAIN_TEXT
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute, tags=["access"])
 
@@ -27,7 +28,7 @@ class KeyRequest(BaseModel):
     name: str = Field(
         min_length=1,
         max_length=100,
-        pattern=r"^[^\x00-\x1f]+$",
+        pattern=PLAIN_TEXT,
         description="What the key is for. Shown in the list of keys.",
     )
     scopes: list[Scope] = Field(

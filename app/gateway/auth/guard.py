@@ -1,20 +1,22 @@
 """FastAPI dependencies that authenticate the caller and check its scopes."""
 
+import asyncio
 from typing import Annotated
 
 from fastapi import Depends, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
 
+from app.core import logging
 from app.db import audit_log
 from app.gateway.auth import service
 from app.gateway.auth.caller import Caller, CallerCache
 from app.gateway.auth.scopes import Scope
-from app.gateway.errors import Forbidden, Unauthenticated
+from app.gateway.errors import Forbidden, Unauthenticated, Unavailable
 from app.gateway.rate_limits import RequestRates
 from app.services import Services
 
+log = logging.get_logger("gateway")
 NO_KEY = "The request has no API key. Send one as `Authorization: Bearer …`."
 
 
@@ -111,13 +113,32 @@ async def identify(request: Request) -> Caller | None:
     callers: CallerCache = request.state.callers
     caller = callers.get(credentials)
     if caller is None:
-        caller = await run_in_threadpool(_look_up, services, callers, credentials)
+        caller = await _look_up_in_time(services, callers, credentials)
     if caller is None:
         raise Unauthenticated(
             "The API key is unknown or revoked. Check that you copied all of it, or create a new key."
         )
     audit_log.set_actor(caller.actor)
     return caller
+
+
+async def _look_up_in_time(services: Services, callers: CallerCache, credentials: str) -> Caller | None:
+    """Look up a key in one of a few threads. Raise `Unavailable` if the database does not answer in time.
+
+    A thread that waits for a database that hangs cannot be stopped. It must not be one of those that other
+    requests need.
+    """
+    looking = asyncio.get_running_loop().run_in_executor(
+        callers.threads, _look_up, services, callers, credentials
+    )
+    try:
+        async with asyncio.timeout(services.settings.database_seconds):
+            return await looking
+    except TimeoutError:
+        log.error("the database does not answer", waiting_for="an API key")
+        raise Unavailable(
+            "The database does not answer. Try again in a few seconds.", headers={"Retry-After": "5"}
+        ) from None
 
 
 def _look_up(services: Services, callers: CallerCache, credentials: str) -> Caller | None:

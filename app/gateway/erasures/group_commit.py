@@ -112,10 +112,17 @@ class GroupCommit:
 
     async def submit(self, prepared: PreparedErasure) -> Answer:
         """Queue a request and wait until it is committed. Raise `Unavailable` if too much is waiting."""
-        waiting = _Waiting(prepared, self._count_rows(prepared), asyncio.get_running_loop().create_future())
-        lane = self._large if waiting.rows > MAX_GROUP_ROWS else self._small
-        lane.put(waiting)
-        return await waiting.answer
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(prepared, self._count_rows(prepared), loop.create_future())
+        if waiting.rows > MAX_GROUP_ROWS:  # writing it may take long
+            self._large.put(waiting)
+            return await waiting.answer
+        self._small.put(waiting)
+        timer = loop.call_later(self._services.settings.database_seconds, _give_up, waiting.answer)
+        try:
+            return await waiting.answer
+        finally:
+            timer.cancel()
 
     def _count_rows(self, prepared: PreparedErasure) -> int:
         """Count one row per subject and model. The tenant's number of models is that of its last request."""
@@ -126,7 +133,7 @@ class GroupCommit:
         return len(prepared.identifiers) * max(models, 1)
 
     def _answer(self, waiting: _Waiting, outcome: Answer | BaseException) -> None:
-        if waiting.answer.cancelled():  # the client disconnected; its request is recorded nevertheless
+        if waiting.answer.done():  # the client disconnected or was told to repeat; the outcome is the same
             return
         if isinstance(outcome, BaseException):
             waiting.answer.set_exception(outcome)
@@ -185,3 +192,16 @@ class GroupCommit:
         except Exception as problem:
             known = isinstance(problem, ServiceError | OperationalError)
             return problem if known else ServiceError(type(problem).__name__)
+
+
+def _give_up(answer: "asyncio.Future[Answer]") -> None:
+    """Answer a request that the database takes too long to record."""
+    if not answer.done():
+        log.error("the database does not answer", waiting_for="erasure requests")
+        answer.set_exception(
+            Unavailable(
+                "The database does not answer, so we do not know whether the request is recorded. Send it "
+                "again in a few seconds, with the same Idempotency-Key if it has one.",
+                headers={"Retry-After": "5"},
+            )
+        )

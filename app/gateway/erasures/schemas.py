@@ -10,6 +10,7 @@ from app.db.states import BatchDecision, TaskOutcome, TaskState
 from app.gateway.batches.schemas import BatchView
 from app.gateway.models.schemas import NAME
 from app.gateway.reasons import ReasonText
+from lethe.certificate.validation import PLAIN_TEXT
 from lethe.identifiers import MAX_CHARACTERS, NO_CONTROLS
 
 SubjectId = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS, pattern=NO_CONTROLS)]
@@ -39,7 +40,7 @@ class ErasureDetails(BaseModel):
         None, description="Your own case number. Do not use an identifier of the person."
     )
     reason: Short | None = Field(None, description="Why the request was made.")
-    jurisdiction: Annotated[str, Field(min_length=1, max_length=50, pattern=NO_CONTROLS)] | None = Field(
+    jurisdiction: Annotated[str, Field(min_length=1, max_length=50, pattern=PLAIN_TEXT)] | None = Field(
         None, description="The law that applies, for example `GDPR`."
     )
     received_at: AwareDatetime | None = Field(

@@ -1,6 +1,7 @@
 """Downloads of stored files, whole or in ranges, with their digest."""
 
 import base64
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -8,10 +9,13 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Response
 from fastapi.responses import StreamingResponse
 
-from app.core.storage import Storage, Stored
-from app.gateway.errors import RangeNotSatisfiable
+from app.core import logging
+from app.core.storage import Storage, StorageError, StorageUnavailable, Stored
+from app.gateway.errors import FileDamaged, RangeNotSatisfiable
 
+log = logging.get_logger("gateway")
 MEDIA_TYPE = "application/octet-stream"
+DIGEST_CHECK_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
@@ -50,17 +54,51 @@ class FileDownload:
             "Cache-Control": "private, no-cache",
             "Content-Disposition": f'attachment; filename="{filename}"',
         }
-        if self.if_none_match is not None and etag in (tag.strip() for tag in self.if_none_match.split(",")):
+        if self.if_none_match is not None and matches(self.if_none_match, etag):
             return Response(status_code=304, headers=headers)
         part = parse_range(self.range if self.if_range in (None, etag) else None, file.size)
         headers["Content-Length"] = str(part.length)
         if part.partial:
             headers["Content-Range"] = f"bytes {part.start}-{part.start + part.length - 1}/{file.size}"
+        check_stored(storage, file)
         chunks = storage.read(file.path, part.start, part.length)
         return StreamingResponse(chunks, 206 if part.partial else 200, headers, media_type)
 
 
 Download = Annotated[FileDownload, Depends()]
+
+
+def check_stored(storage: Storage, file: Stored) -> None:
+    """Raise `FileDamaged` if the storage lacks a file, or holds another one in its place.
+
+    This happens before the answer begins. Afterwards it could only be broken off. The digest of a large file
+    is left to the receiver, who can compare it with `Repr-Digest`.
+    """
+    try:
+        damaged = storage.size(file.path) != file.size
+        if not damaged and file.size <= DIGEST_CHECK_BYTES:
+            content = b"".join(storage.read(file.path))
+            damaged = hashlib.sha256(content).hexdigest() != file.sha256
+    except StorageUnavailable:
+        raise
+    except StorageError:
+        damaged = True
+    if damaged:
+        log.error("a stored file is missing or damaged", path=file.path)
+        raise FileDamaged(
+            "The file is not in the storage as it was stored, so it is not sent. If a newer version was just "
+            "published, fetch that one. Otherwise ask the operator to restore the file from a backup."
+        )
+
+
+def matches(if_none_match: str, etag: str) -> bool:
+    """Return whether an `If-None-Match` header names this ETag (RFC 9110, 13.1.2).
+
+    >>> matches('"a", W/"b"', '"b"'), matches("*", '"b"'), matches('"bb"', '"b"')
+    (True, True, False)
+    """
+    tags = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
+    return etag in tags or tags == {"*"}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.core.webhooks.sender import Failure
 from app.db.webhooks import DeliveryState, EventType, MessageFormat
+from lethe.certificate.validation import PLAIN_TEXT
 
 TargetUrl = Annotated[
     str,
@@ -30,7 +31,7 @@ Description = Annotated[
     str,
     Field(
         max_length=200,
-        pattern=r"^[^\x00-\x1f\x7f]*$",
+        pattern=PLAIN_TEXT.removesuffix("+$") + "*$",
         description="A note for your own use. Do not write about a person.",
     ),
 ]

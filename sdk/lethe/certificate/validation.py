@@ -42,6 +42,10 @@ _MESSAGES = {
     "datetime_object_invalid": "must be a date and time such as 2027-01-31T09:00:00Z",
     "timezone_aware": "must include a time zone",
 }
+# The pattern for text that a person writes and others read. Besides control characters it excludes separators
+# of lines and characters that change the direction of text, which can make a line read differently from what
+# it says.
+PLAIN_TEXT = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+$"
 # The beginning of patterns for text that a person writes.
 _NO_CONTROL_CHARACTERS = r"^[^\x00-\x1f"
 # Errors about lengths: what is counted, which bound was missed, and where pydantic puts the bound.

@@ -153,3 +153,9 @@ def test_an_unknown_name_reads_like_one_that_leads_inside() -> None:
 def _resolved(url: str) -> list[targets.Address]:
     target = targets.parse(url, intranet=False)
     return targets.addresses(target, intranet=False, resolve=targets.system_resolver)
+
+
+@pytest.mark.parametrize("address", [*(f"{a}%eth0" for a in PUBLIC if ":" in a), "fd00:ec2::254%1", "::1%lo"])
+@pytest.mark.parametrize("intranet", [False, True])
+def test_an_address_with_a_scope_id_is_not_allowed(address: str, intranet: bool) -> None:
+    assert not targets.is_allowed(ip_address(address), intranet=intranet)
