@@ -3,6 +3,7 @@
 import atexit
 import io
 import os
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fastapi.testclient import TestClient
 
+from app.core.clock import now
 from app.core.settings import PREFIX, Settings
 from app.dispatcher.loop import Dispatcher
 from app.gateway.auth import service as access
@@ -41,6 +43,28 @@ def key_for(services: Services, tenant: str, *scopes: Scope) -> dict[str, str]:
     with services.database.writing() as session:
         key = access.create_key(session, tenant=tenant, name="test", scopes=scopes)
     return {"Authorization": f"Bearer {key.secret}"}
+
+
+class Clocks:
+    """The three clocks of a dispatcher: this machine's, the database's and the monotonic one."""
+
+    def __init__(self) -> None:
+        self.wall = self.database = now()
+        self.steady = 1000.0
+
+    def pass_time(self, length: timedelta) -> None:
+        """Let time pass on all clocks."""
+        self.wall, self.database = self.wall + length, self.database + length
+        self.steady += length.total_seconds()
+
+    def dispatcher(self, services: Services) -> Dispatcher:
+        """Return a dispatcher that reads these clocks."""
+        return Dispatcher(
+            services,
+            clock=lambda: self.wall,
+            steady=lambda: self.steady,
+            database_clock=lambda _: self.database,
+        )
 
 
 class System:
