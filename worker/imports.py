@@ -16,7 +16,7 @@ from app.core.settings import Settings
 from app.core.storage import CHUNK, Storage, StorageError, Stored, open_uri
 from app.db import paths
 from app.db.states import PART_IMPORTS, ImportRole, ModelState
-from app.db.tables import DatasetImport, DatasetPart, Model, ModelFile, Upload
+from app.db.tables import DatasetImport, DatasetPart, Model, ModelFile, Tenant, Upload
 from worker.context import JobContext
 
 log = logging.get_logger("imports")
@@ -37,6 +37,7 @@ def import_parts(context: JobContext) -> list[str]:
         planned = session.scalars(
             select(DatasetImport).where(DatasetImport.model_id == context.model.id).order_by(DatasetImport.id)
         ).all()
+        tenant = session.get_one(Tenant, context.model.tenant_id).name
     problems = []
     for entry in planned:
         with context.writing() as session:
@@ -47,7 +48,7 @@ def import_parts(context: JobContext) -> list[str]:
         stored = None
         try:
             limit = settings.file_limit(entry.role)
-            stored = copy(settings, context.services.storage, entry.uri, path, limit)
+            stored = copy(settings, context.services.storage, entry.uri, path, tenant, limit)
         except ImportFailed as problem:
             kind = "dataset" if entry.role == ImportRole.TRAIN else entry.role
             problems.append(f"{kind} {entry.name}".rstrip() + f": not imported, because {problem}")
@@ -83,20 +84,24 @@ def _imported_file(context: JobContext, entry: DatasetImport, stored: Stored) ->
     )
 
 
-def copy(settings: Settings, storage: Storage, uri: str, target: str, limit: int | None = None) -> Stored:
-    """Copy the file at `uri` into Lethe's storage. `limit` is the most bytes, by default those of an upload.
+def copy(
+    settings: Settings, storage: Storage, uri: str, target: str, tenant: str, limit: int | None = None
+) -> Stored:
+    """Copy the file at `uri` into Lethe's storage for the tenant with this name.
+
+    `limit` is the most bytes, by default those of an upload.
 
     The worker does the reading, so the URI is checked again here, against the worker's own settings. Only
     problems of the source raise `ImportFailed`. If our own storage fails, the attempt fails.
     """
-    with _opened(uri, settings.import_roots) as source:
+    with _opened(uri, settings.import_roots, tenant) as source:
         return storage.write(target, _limited(source, limit or settings.max_upload_bytes))
 
 
 @contextmanager
-def _opened(uri: str, roots: str) -> Iterator[IO[bytes]]:
+def _opened(uri: str, roots: str, tenant: str) -> Iterator[IO[bytes]]:
     with _import_errors():
-        source = open_uri(import_roots.check(uri, roots))
+        source = open_uri(import_roots.check(uri, roots, tenant))
     with source:
         yield source
 

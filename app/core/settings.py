@@ -139,8 +139,9 @@ class Settings(BaseSettings):
     )
     import_roots: str = Field(
         "",
-        description="The URI prefixes that data may be imported from, separated by spaces. Empty: imports "
-        "are off.",
+        description="The roots (URI prefixes) that data may be imported from, separated by spaces. A tenant "
+        "may import from the folder with its name below a root, `TENANT=ROOT` gives a root to one tenant, "
+        "and `*=ROOT` to all. Empty: imports are off.",
     )
     public_certificates: bool = Field(
         False,

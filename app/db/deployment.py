@@ -6,6 +6,7 @@ the key, and every process compares it with its own.
 """
 
 import hmac
+from datetime import datetime
 
 from sqlalchemy import LargeBinary
 from sqlalchemy.orm import Mapped, mapped_column
@@ -19,11 +20,13 @@ PURPOSE = "deployment key check"
 
 
 class Deployment(Base):
-    """The check value of the deployment key, in one row."""
+    """What is known about the deployment as a whole, in one row: the check value of its key, and a time."""
 
     __tablename__ = "deployment"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     key_check: Mapped[bytes] = mapped_column(LargeBinary(32))
+    expiry_clock_at: Mapped[datetime | None]
+    """The time by which a dispatcher last deleted what had expired (`app.dispatcher.expiry_clock`)."""
 
 
 def open_vault(settings: Settings, database: Database) -> vault.Vault:

@@ -3,7 +3,7 @@
 Any number of dispatchers may run, and a lease lets one of them act. Everything that must not be forgotten is
 in SQL. Each round reads it again and resends what Redis has lost. Two dispatchers that both believe they hold
 the lease do no harm, because every change is conditional in SQL. Wall clocks may be wrong and may jump back
-and forth: that delays work, but neither stops nor repeats it.
+and forth: that delays work, but neither stops nor repeats it, and nothing is deleted for good because of it.
 """
 
 import signal
@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from redis.exceptions import RedisError
 from sqlalchemy import delete, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from app.core import logging
 from app.core.clock import new_id, now
@@ -26,6 +27,7 @@ from app.db import receipts
 from app.db.session import insert_if_absent
 from app.db.tables import IdempotencyKey, Lease, Task, WorkerSeen
 from app.dispatcher import callbacks, liveness, orphan_sweep, outbox, sealing, webhook_delivery
+from app.dispatcher.expiry_clock import ExpiryClock, database_time
 from app.services import Services
 from app.startup import refuse
 
@@ -45,6 +47,7 @@ class Dispatcher:
         messages: Messages | None = None,
         clock: Callable[[], datetime] = now,
         steady: Callable[[], float] = time.monotonic,
+        database_clock: Callable[[Session], datetime] = database_time,
     ) -> None:
         """Prepare to work. Tests pass their own queue and clocks; `steady` returns monotonic seconds."""
         self.services = services
@@ -52,6 +55,7 @@ class Dispatcher:
         self.holder = new_id()
         self._messages = messages or RqMessages(services.queue)
         self._now = clock
+        self._expiry_clock = ExpiryClock(services.database, clock, steady, database_clock)
         self._heartbeats = liveness.HeartbeatMonitor(steady)
         self._steady, self._next_sweep = steady, steady() + SWEEP_SECONDS
 
@@ -104,13 +108,14 @@ class Dispatcher:
 
     def forget_expired(self) -> None:
         """Delete expired idempotency keys, workers not seen for a day, and the salts of expired receipts."""
+        moment = self._expiry_clock.read()
         with self.services.database.writing() as session:
-            session.execute(delete(IdempotencyKey).where(IdempotencyKey.expires_at < self._now()))
+            session.execute(delete(IdempotencyKey).where(IdempotencyKey.expires_at < moment))
             session.execute(delete(WorkerSeen).where(WorkerSeen.seen_at < self._now() - WORKER_FORGOTTEN))
-        self._destroy_expired_salts()
+        self._destroy_expired_salts(moment)
 
-    def _destroy_expired_salts(self) -> None:
-        expired = select(Task.id).where(Task.receipts_until < self._now())
+    def _destroy_expired_salts(self, moment: datetime) -> None:
+        expired = select(Task.id).where(Task.receipts_until < moment)
         with self.services.database.reading() as session:
             if session.scalar(expired.limit(1)) is None:
                 return

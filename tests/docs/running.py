@@ -34,7 +34,7 @@ def service(folder: Path) -> Iterator[dict[str, str]]:
     with out.open("w") as printed, err.open("w") as logged:
         running = subprocess.Popen(
             [Path(SCRIPTS, "lethe"), "up", "--data-dir", folder / "data", "--port", "0"],
-            env=outside | QUICK | {"LETHE_IMPORT_ROOTS": f"file://{folder}/"},
+            env=outside | QUICK | {"LETHE_IMPORT_ROOTS": f"*=file://{folder}/"},
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=logged,

@@ -3,6 +3,7 @@
 import atexit
 import io
 import os
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
+from app.core.clock import now
 from app.core.settings import PREFIX, Settings
 from app.db.states import ModelState
 from app.db.tables import Model
@@ -50,6 +52,28 @@ def set_state(services: Services, state: ModelState) -> None:
     """Put every model into a state, without a worker. Requests look at the state of a model only."""
     with services.database.writing() as session:
         session.execute(update(Model).values(state=state))
+
+
+class Clocks:
+    """The three clocks of a dispatcher: this machine's, the database's and the monotonic one."""
+
+    def __init__(self) -> None:
+        self.wall = self.database = now()
+        self.steady = 1000.0
+
+    def pass_time(self, length: timedelta) -> None:
+        """Let time pass on all clocks."""
+        self.wall, self.database = self.wall + length, self.database + length
+        self.steady += length.total_seconds()
+
+    def dispatcher(self, services: Services) -> Dispatcher:
+        """Return a dispatcher that reads these clocks."""
+        return Dispatcher(
+            services,
+            clock=lambda: self.wall,
+            steady=lambda: self.steady,
+            database_clock=lambda _: self.database,
+        )
 
 
 class System:

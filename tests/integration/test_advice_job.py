@@ -285,7 +285,7 @@ def test_parts_to_import_are_imported_once_even_if_uploaded_meanwhile(
 ) -> None:
     for name, content in (("part", dataset()), ("holdout", OTHERS)):
         (tmp_path / f"{name}.parquet").write_bytes(content)
-    allowed = settings.model_copy(update={"import_roots": f"file://{tmp_path}"})
+    allowed = settings.model_copy(update={"import_roots": f"*=file://{tmp_path}"})
     services = Services(allowed)
     with TestClient(create_app(allowed)) as gateway:
         api = Api(gateway, admin)

@@ -208,7 +208,7 @@ def test_an_attempt_that_lost_its_token_does_not_change_what_another_imported(
 ) -> None:
     source = tmp_path / "a.parquet"
     source.write_bytes(dataset())
-    allowed = settings.model_copy(update={"import_roots": f"file://{tmp_path}"})
+    allowed = settings.model_copy(update={"import_roots": f"*=file://{tmp_path}"})
     services, copy = Services(allowed), imports.copy
 
     def overtaken(*args: Any) -> Stored:

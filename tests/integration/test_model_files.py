@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from app.core.settings import Settings
-from app.db.tables import Model, Upload
+from app.db.tables import Model, Tenant, Upload
 from app.gateway.main import create_app
 from app.services import Services
 from tests.integration.harness import dataset
@@ -71,16 +71,19 @@ def test_bytes_that_are_not_those_announced_are_refused_and_not_kept(api: Api, s
 def test_imports_are_read_by_the_worker_from_allowed_places_only(
     settings: Settings, admin: Headers, tmp_path: Path
 ) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "a.parquet").write_bytes(dataset())
-    allowed = settings.model_copy(update={"import_roots": f"file://{source}"})
+    allowed = settings.model_copy(update={"import_roots": f"file://{tmp_path}/source"})
     services = Services(allowed)
+    with services.database.reading() as session:
+        source = tmp_path / "source" / session.scalars(select(Tenant.name)).one()
+    source.mkdir(parents=True)
+    (source / "a.parquet").write_bytes(dataset())
     with TestClient(create_app(allowed)) as gateway:
         api = Api(gateway, admin)
         api.create()
         outside = {"part": "a", "uri": f"file://{source}/../secret"}
         api.call("POST", "/toy/dataset/import", 403, json=outside)
+        other = {"part": "a", "uri": f"file://{source.parent}/another-tenant/a.parquet"}
+        api.call("POST", "/toy/dataset/import", 403, json=other)
         for part in ("a", "b"):
             uri = f"file://{source}/{part}.parquet"
             api.call("POST", "/toy/dataset/import", 202, json={"part": part, "uri": uri})

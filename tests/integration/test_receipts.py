@@ -13,7 +13,6 @@ from app.core.clock import now
 from app.db import log_store
 from app.db.receipts import encrypt_stored_salts
 from app.db.tables import LogHead, LogNode, Model, TaskSubject
-from app.dispatcher.loop import Dispatcher
 from app.services import Services
 from lethe.certificate.cli import run_verify
 from lethe.certificate.commitment import subject_digest
@@ -23,7 +22,7 @@ from lethe.certificate.merkle import MemoryTree, leaf_hash
 from lethe.certificate.receipt import NO_DATA_PAYLOAD, NoDataHeldV1, verify_no_data_receipt
 from lethe.certificate.tree_head import verify_tree_head
 from tests.integration.database_files import database_bytes
-from tests.integration.harness import MANIFEST, create_model, dataset
+from tests.integration.harness import MANIFEST, Clocks, create_model, dataset
 from tests.integration.model_api import Api, Headers, work
 from worker.batch import no_data_receipts
 from worker.signing import load_signer
@@ -202,11 +201,14 @@ def test_salts_are_destroyed_when_the_policys_days_are_over(ready: Api, services
     where = ask(ready, "s1", "s2", "s3", "nobody")
     work(services)
     kept = salts(services)
-    early = Dispatcher(services, clock=lambda: now() + timedelta(days=2, hours=23))
-    early.forget_expired()
+    clocks = Clocks()
+    dispatcher = clocks.dispatcher(services)
+    dispatcher.forget_expired()
+    clocks.pass_time(timedelta(days=2, hours=23))
+    dispatcher.forget_expired()
     assert len(get(ready, f"{where}/receipts")["items"]) == 4
-    late = Dispatcher(services, clock=lambda: now() + timedelta(days=3, minutes=1))
-    late.forget_expired()
+    clocks.pass_time(timedelta(hours=1, minutes=1))
+    dispatcher.forget_expired()
     get(ready, f"{where}/receipts", 410)
     assert not any(salt in database_bytes(services) for salt in kept)
     assert get(ready, where)["tasks"][0]["outcomes"] == {"erased": 3, "not_in_training_set": 1}

@@ -140,7 +140,9 @@ def test_large_graphs_and_tokenizers_are_refused(settings: Settings, admin: Head
 def test_imports_are_checked_copied_and_never_taken_for_parts(
     settings: Settings, admin: Headers, tmp_path: Path, files: tuple[Path, Path]
 ) -> None:
-    allowed = settings.model_copy(update={"import_roots": f"file://{tmp_path}", "max_tokenizer_bytes": 1024})
+    allowed = settings.model_copy(
+        update={"import_roots": f"*=file://{tmp_path}", "max_tokenizer_bytes": 1024}
+    )
     services = Services(allowed)
     with TestClient(create_app(allowed)) as gateway:
         api = Api(gateway, admin)
@@ -179,7 +181,7 @@ def _import(services: Services) -> list[str]:
 def test_an_uploaded_file_replaces_a_planned_import_and_the_other_way_round_is_refused(
     settings: Settings, admin: Headers, tmp_path: Path, files: tuple[Path, Path]
 ) -> None:
-    allowed = settings.model_copy(update={"import_roots": f"file://{tmp_path}"})
+    allowed = settings.model_copy(update={"import_roots": f"*=file://{tmp_path}"})
     with TestClient(create_app(allowed)) as gateway:
         api = Api(gateway, admin)
         api.create(representation=VECTOR)

@@ -47,7 +47,7 @@ def settings(
     given = {
         "storage_url": f"s3://{bucket}/lethe",
         "storage_endpoint": in_environment.url,
-        "import_roots": f"s3://{bucket}/source",
+        "import_roots": f"*=s3://{bucket}/source",
     }
     return Settings(**{**settings.model_dump(exclude_unset=True), **given})
 
@@ -82,11 +82,12 @@ def test_register_erase_certify_download_and_purge(
         "origins": {"features": "made up", "constants": "made up"},
         "policy": {"target_distance": 1e-4, "batch_subjects": 2},
     }
-    Storage(services.settings.import_roots, server.url).write("imported.parquet", [dataset(seed=8)])
+    root = services.settings.import_roots.removeprefix("*=")
+    Storage(root, server.url).write("imported.parquet", [dataset(seed=8)])
     assert gateway.post("/v1/models", json={"name": "toy", "manifest": manifest}, headers=admin).is_success
     whole = dataset()
     _send_in_pieces(gateway, admin, "/v1/models/toy/dataset/part0", whole)
-    source = f"{services.settings.import_roots}/imported.parquet"
+    source = f"{root}/imported.parquet"
     asked = {"part": "part1", "uri": source}
     assert gateway.post("/v1/models/toy/dataset/import", json=asked, headers=admin).is_success
     assert gateway.post("/v1/models/toy/validate", headers=admin).status_code == 202

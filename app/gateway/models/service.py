@@ -26,6 +26,7 @@ from app.db.tables import (
     ModelFile,
     Suppression,
     Task,
+    Tenant,
     Upload,
 )
 from app.gateway.errors import Conflict, Forbidden, InvalidRequest, NotFound
@@ -246,8 +247,10 @@ def plan_import(
 
     Only dataset parts have a name (`part`).
     """
+    with services.database.reading() as session:
+        tenant = session.get_one(Tenant, tenant_id).name
     try:
-        check(uri, services.settings.import_roots)
+        check(uri, services.settings.import_roots, tenant)
     except ImportRefused as problem:
         raise Forbidden(f"The import was refused: {problem}.") from None
     with services.database.writing() as session:

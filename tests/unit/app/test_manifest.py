@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from contextlib import suppress
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -225,14 +226,54 @@ def test_the_digest_is_read_from_repr_digest() -> None:
 )
 def test_imports_stay_below_an_allowed_root(uri: str) -> None:
     with pytest.raises(ImportRefused) as refusal:
-        import_roots.check(uri, "file:///data s3://bucket/data/")
+        import_roots.check(uri, "*=file:///data *=s3://bucket/data/", "acme")
     assert uri not in str(refusal.value)
 
 
 def test_an_import_below_a_root_is_allowed_and_none_without_roots() -> None:
-    assert import_roots.check("s3://bucket/data/a/b.parquet", "file:///data s3://bucket/data")
+    assert import_roots.check("s3://bucket/data/a/b.parquet", "*=file:///data *=s3://bucket/data", "acme")
     with pytest.raises(ImportRefused, match="off"):
-        import_roots.check("s3://bucket/data/a", "")
+        import_roots.check("s3://bucket/data/a", "", "acme")
+
+
+SHARED = "file:///srv/imports s3://lake/rows/ acme=s3://acme-exports/a=b *=s3://public"
+
+
+@pytest.mark.parametrize(
+    ("uri", "tenants"),
+    [
+        ("file:///srv/imports/acme/a.parquet", {"acme"}),
+        ("file:///srv/imports/acme/deep/a.parquet", {"acme"}),
+        ("file:///srv/imports/a.parquet", set()),
+        ("file:///srv/imports/acme", set()),
+        ("file:///srv/imports/other/a.parquet", {"other"}),
+        ("file:///srv/imports/acme/../other/a.parquet", set()),
+        ("file:///srv/imports/acme-2/a.parquet", set()),
+        ("s3://lake/rows/other/a.parquet", {"other"}),
+        ("s3://acme-exports/a=b/a.parquet", {"acme"}),
+        ("s3://public/a.parquet", {"acme", "other", ".."}),
+    ],
+)
+def test_a_tenant_imports_from_its_own_folder_or_root(uri: str, tenants: set[str]) -> None:
+    allowed = set()
+    for tenant in ("acme", "other", "..", ".", "*", "", "a/b"):
+        with suppress(ImportRefused):
+            import_roots.check(uri, SHARED, tenant)
+            allowed.add(tenant)
+    assert allowed & {"acme", "other", ".."} == tenants
+    assert allowed & {"acme", "other"} or not allowed
+
+
+def test_a_link_does_not_lead_into_the_folder_of_another_tenant(tmp_path: Path) -> None:
+    for tenant in ("acme", "other"):
+        (tmp_path / tenant).mkdir()
+        (tmp_path / tenant / "rows").write_text("rows")
+    (tmp_path / "acme" / "link").symlink_to(tmp_path / "other" / "rows")
+    (tmp_path / "acme" / "folder").symlink_to(tmp_path / "other")
+    assert import_roots.check(f"file://{tmp_path}/acme/rows", f"file://{tmp_path}", "acme")
+    for path in ("acme/link", "acme/folder/rows", "other/rows"):
+        with pytest.raises(ImportRefused):
+            import_roots.check(f"file://{tmp_path}/{path}", f"file://{tmp_path}", "acme")
 
 
 def test_a_link_does_not_lead_out_of_the_root(tmp_path: Path) -> None:
@@ -241,9 +282,9 @@ def test_a_link_does_not_lead_out_of_the_root(tmp_path: Path) -> None:
     outside.write_text("secret")
     (inside / "own").write_text("ours")
     (inside / "link").symlink_to(outside)
-    assert import_roots.check(f"file://{inside}/own", f"file://{inside}")
+    assert import_roots.check(f"file://{inside}/own", f"*=file://{inside}", "acme")
     with pytest.raises(ImportRefused):
-        import_roots.check(f"file://{inside}/link", f"file://{inside}")
+        import_roots.check(f"file://{inside}/link", f"*=file://{inside}", "acme")
 
 
 @pytest.mark.parametrize(
