@@ -107,9 +107,16 @@ class Inspection:
         with_subjects = datasets.has_subjects(storage, path)
         columns = [LABEL, FEATURES, *([SUBJECT] if with_subjects else [])]
         tally = _Tally()
-        for batch in datasets.batches(storage, path, columns):
-            self._inspect(batch, tally)
-            tally.rows += batch.num_rows
+        try:
+            for batch in datasets.batches(storage, path, columns):
+                self._inspect(batch, tally)
+                tally.rows += batch.num_rows
+        except datasets.FAULTS as problem:
+            if not datasets.is_damage(problem):
+                raise
+            reason = "its rows cannot be read: the file is damaged, or its text is not UTF-8"
+            self.problems.append(f"{name}: {reason}")
+            return
         self.rows[path] = tally.rows
         self.problems += [f"{name}: {problem}" for problem in tally.describe()]
 

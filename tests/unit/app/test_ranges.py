@@ -1,11 +1,14 @@
-"""Byte ranges and digests of downloads."""
+"""Byte ranges, ETags and digests of downloads."""
+
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.core.storage import Storage
 from app.gateway.errors import RangeNotSatisfiable
-from app.gateway.models.downloads import parse_range, repr_digest
+from app.gateway.models.downloads import FileDownload, parse_range, repr_digest
 
 
 @pytest.mark.parametrize(
@@ -47,3 +50,15 @@ def test_no_header_gives_bytes_outside_the_file(header: str, size: int) -> None:
 
 def test_digest_is_that_of_the_standard() -> None:
     assert repr_digest("00" * 32) == "sha-256=:" + "A" * 43 + "=:"
+
+
+@pytest.mark.parametrize("tags", ['"x",' * 10_000, '"', ",,,", 'W/"x"', "\u00e9" * 1000])
+def test_etags_of_other_files_change_nothing(tmp_path: Path, tags: str) -> None:
+    storage = Storage(f"file://{tmp_path}")
+    file = storage.write("folder/file", [b"0123456789"])
+    fresh = FileDownload(if_none_match=tags).send(storage, file, "f")
+    assert (fresh.status_code, fresh.headers["content-length"]) == (200, "10")
+    resumed = FileDownload(range="bytes=2-3", if_range=tags).send(storage, file, "f")
+    assert (resumed.status_code, resumed.headers["content-length"]) == (200, "10"), "no piece of another file"
+    own = FileDownload(if_none_match=f'{tags},"{file.sha256}"').send(storage, file, "f")
+    assert own.status_code == 304
