@@ -1,5 +1,6 @@
 """Turns every error into RFC 9457 `application/problem+json`. No answer repeats what the caller sent."""
 
+import errno
 import sqlite3
 from functools import lru_cache
 from itertools import takewhile
@@ -32,6 +33,11 @@ _DETAILS = {
     "Method Not Allowed": "The endpoint at this path does not support this method. See /docs.",
 }
 
+# A full disk, an exhausted quota, a file that may not grow, a folder that became read-only, a failing disk.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+# The framework answers 400 with these words if Python's JSON parser gives up on a body that is valid JSON.
+_UNREADABLE_BODY = "There was an error parsing the body"
+
 _SHOWN_ERRORS, _SUMMARISED_ERRORS = 50, 5
 
 
@@ -49,6 +55,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(OperationalError, _database_error)
     app.add_exception_handler(IntegrityError, _integrity_error)
     app.add_exception_handler(StorageUnavailable, _storage_error)
+    app.add_exception_handler(OSError, _disk_error)
     app.add_exception_handler(ClientDisconnect, _client_disconnected)
     app.add_exception_handler(Exception, _unexpected)
 
@@ -80,6 +87,11 @@ async def _http_error(request: Request, error: Exception) -> Problem:
     assert isinstance(error, HTTPException)
     if isinstance(error, BodyRefused):
         return respond(request, error.error)
+    if error.detail == _UNREADABLE_BODY:
+        detail = (
+            "The body cannot be read: it is nested too deeply, or contains a number with too many digits."
+        )
+        return respond(request, errors.InvalidRequest(detail))
     known, headers = _BY_STATUS.get(error.status_code), dict(error.headers or {})
     if known is not None:
         return respond(request, known(_DETAILS.get(error.detail, error.detail), headers=headers))
@@ -97,6 +109,16 @@ async def _database_error(request: Request, error: Exception) -> Problem:
 async def _storage_error(request: Request, error: Exception) -> Problem:
     _storage_outage.failed(error)
     detail = "The file storage cannot be reached. Try again in a few seconds."
+    return respond(request, errors.Unavailable(detail, headers={"Retry-After": "5"}))
+
+
+async def _disk_error(request: Request, error: Exception) -> Problem:
+    """Answer 503 if the disk of the storage is full or cannot be written. Anything else is a bug of ours."""
+    assert isinstance(error, OSError)
+    if error.errno not in _DISK_ERRORS:
+        return await _unexpected(request, error)
+    log.error("the disk cannot be written", problem=errno.errorcode[error.errno])
+    detail = "The file storage is full or cannot be written. Try again later, or tell the operator."
     return respond(request, errors.Unavailable(detail, headers={"Retry-After": "5"}))
 
 

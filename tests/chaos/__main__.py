@@ -112,7 +112,7 @@ class Run:
         helped = bool(self.person.helped)
         found += checks.run_checks(self.service, self.customers, heads, helped=helped, say=say)
         if self.person.helped:
-            found.append(f"{len(self.person.helped)} batches needed a person")
+            found.append(f"batches that needed a person: {len(self.person.helped)}")
         return found
 
     def report(self) -> None:

@@ -25,9 +25,14 @@ class Link:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._socket.getsockname()[1])
 
-    async def listen(self) -> asyncio.Server:
+    async def listen(self) -> None:
         """Begin to accept connections."""
-        return await asyncio.start_server(self._serve, sock=self._socket)
+        self._server = await asyncio.start_server(self._serve, sock=self._socket)
+
+    def close(self) -> None:
+        """Accept no more connections, and reset those there are. Call this on the event loop."""
+        self._server.close()
+        self._cut()
 
     def stall(self) -> None:
         """Stop forwarding. Connections stay open, but nothing arrives."""
@@ -111,6 +116,8 @@ class Proxies:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def _cancel_all(self) -> None:
+        for link in self.links:
+            link.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()

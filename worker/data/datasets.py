@@ -89,16 +89,21 @@ def schema_problems(
     with storage.open(path) as file:
         try:
             source = pq.ParquetFile(file)
-        except (pa.ArrowException, OSError):
+            schema = source.schema_arrow
+            oversized = _oversized_group(source, width) if column == FEATURES else None
+        except (pa.ArrowException, OSError, ValueError) as problem:
+            if not is_damage(problem):
+                raise
             return ["not a Parquet file"]
-        schema = source.schema_arrow
-        oversized = _oversized_group(source, width) if column == FEATURES else None
+    names = (SUBJECT, LABEL, column)
+    if repeated := [name for name in names if schema.names.count(name) > 1]:
+        return [f"the column {name} occurs more than once" for name in repeated]
     missing = [
         f"the column {name} is missing"
-        for name in (SUBJECT, LABEL, column)
+        for name in names
         if name not in schema.names and (needs_subject or name != SUBJECT)
     ]
-    kinds = {name: schema.field(name).type for name in {SUBJECT, LABEL, column} & set(schema.names)}
+    kinds = {name: schema.field(name).type for name in set(names) & set(schema.names)}
     unsuitable = [
         _subject_problem(kinds[SUBJECT]) if SUBJECT in kinds else None,
         _label_problem(kinds[LABEL], real_labels) if LABEL in kinds else None,

@@ -115,6 +115,12 @@ class Inspection:
                 tally.rows += batch.num_rows
         except datasets.DatasetError as problem:  # the remaining rows are not read
             problems = [str(problem)]
+        except datasets.FAULTS as problem:
+            if not datasets.is_damage(problem):
+                raise
+            reason = "its rows cannot be read: the file is damaged, or its text is not UTF-8"
+            self.problems.append(f"{name}: {reason}")
+            return
         self.rows[path] = tally.rows
         self.problems += [f"{name}: {problem}" for problem in [*tally.describe(), *problems]]
 

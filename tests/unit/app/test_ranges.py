@@ -1,4 +1,4 @@
-"""Byte ranges and digests of downloads."""
+"""Byte ranges, ETags and digests of downloads."""
 
 import hashlib
 from collections.abc import Callable
@@ -135,3 +135,15 @@ def test_of_a_large_file_the_length_is_checked(
     _shortened(tmp_path)
     with pytest.raises(FileDamaged):
         FileDownload().send(storage, stored, "w")
+
+
+@pytest.mark.parametrize("tags", ['"x",' * 10_000, '"', ",,,", 'W/"x"', "\u00e9" * 1000])
+def test_etags_of_other_files_change_nothing(tmp_path: Path, tags: str) -> None:
+    storage = Storage(f"file://{tmp_path}")
+    file = storage.write("folder/file", [b"0123456789"])
+    fresh = FileDownload(if_none_match=tags).send(storage, file, "f")
+    assert (fresh.status_code, fresh.headers["content-length"]) == (200, "10")
+    resumed = FileDownload(range="bytes=2-3", if_range=tags).send(storage, file, "f")
+    assert (resumed.status_code, resumed.headers["content-length"]) == (200, "10"), "no piece of another file"
+    own = FileDownload(if_none_match=f'{tags},"{file.sha256}"').send(storage, file, "f")
+    assert own.status_code == 304

@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0043"
-down_revision = "0042"
+revision = "0046"
+down_revision = "0045"
 
 
 def upgrade() -> None:
