@@ -1,8 +1,8 @@
 """Features of CIFAR-10 images from a public backbone, for benchmarks that need no service.
 
-The images go through the worker's own encoder: EfficientNet-Lite0 at 128 by 128 pixels, rows of 1,280 numbers
-with length 1. The 50,000 training rows take minutes, so they are computed once, 5,000 at a time, and cached
-beside the downloaded archives. An interrupted run continues with the first missing piece.
+The images go through the worker's own encoder: EfficientNet-Lite0 at 128 by 128 pixels, or another side, rows
+of 1,280 numbers with length 1. The 60,000 rows take minutes, so they are computed once, 5,000 at a time, and
+cached beside the downloaded archives. An interrupted run continues with the first missing piece.
 """
 
 import os
@@ -20,31 +20,41 @@ from worker.representation.encoder import Encoder
 from worker.representation.limits import Limits
 
 SIZE, SIDE, PIECE = 0, 128, 5000
-NAME = f"cifar10-efficientnet-lite{SIZE}-{SIDE}"
+NAME = "cifar10-efficientnet-lite{size}-{side}"
 
 
-def cifar_features(rows: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def cifar_features(rows: int, side: int = SIDE) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return the features (rows, 1280) and labels (rows,) of the first training images of CIFAR-10."""
     images = cifar10()
+    return _features(images.train_images, rows, "", side), images.train_labels[:rows].astype(np.int64)
+
+
+def cifar_test_features(side: int = SIDE) -> NDArray[np.float32]:
+    """Return the features of the test images. -> (10000, 1280)"""
+    images = cifar10().test_images
+    return _features(images, len(images), "test-", side)
+
+
+def _features(images: NDArray[np.uint8], rows: int, prefix: str, side: int) -> NDArray[np.float32]:
     starts = range(0, rows, PIECE)
-    features = np.concatenate([np.load(_piece(start)) for start in starts])[:rows]
-    return features, images.train_labels[:rows].astype(np.int64)
+    return np.concatenate([np.load(_piece(images, start, prefix, side)) for start in starts])[:rows]
 
 
-def _piece(start: int) -> Path:
+def _piece(images: NDArray[np.uint8], start: int, prefix: str, side: int) -> Path:
     """Return the cached features of the images from `start` on, computed the first time."""
-    path = cache_folder() / "features" / f"{NAME}-{start:05d}.npy"
+    name = NAME.format(size=SIZE, side=side)
+    path = cache_folder() / "features" / f"{name}-{prefix}{start:05d}.npy"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.stem}.{os.getpid()}.npy")
-        np.save(partial, _encode(cifar10().train_images[start : start + PIECE]))
+        np.save(partial, _encode(images[start : start + PIECE], side))
         partial.replace(path)
     return path
 
 
-def _encode(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+def _encode(images: NDArray[np.uint8], side: int) -> NDArray[np.float32]:
     """Return the features of flat images with channels first. (n, 3072) -> (n, 1280)"""
-    declaration = efficientnet.declare(SIZE, side=SIDE)
-    graph = efficientnet.build(SIZE, side=SIDE)
+    declaration = efficientnet.declare(SIZE, side=side)
+    graph = efficientnet.build(SIZE, side=side)
     encoder = Encoder(declaration, graph, None, limits=Limits())
     return encoder.encode(pa.array([encode_png(row.reshape(3, 32, 32)) for row in images], pa.binary()))

@@ -37,24 +37,39 @@ def distributed_objective(
 
 
 def local_objective(
-    context: JobContext, paths: tuple[str, ...], scratch: Path, rows: datasets.MemoryMapped | None = None
+    context: JobContext,
+    paths: tuple[str, ...],
+    scratch: Path,
+    rows: datasets.MemoryMapped | None = None,
+    *,
+    activations_kept: bool = False,
 ) -> FamilyObjective:
     """Open the objective with all rows on this rank: for scoring, and for methods that use single rows.
 
-    `rows` are the rows of the same parts, if they are decoded already.
+    `rows` are the rows of the same parts, if they are decoded already. With `activations_kept`, a network of
+    which only some layers are trained computes the others once, which pays off for many passes.
     """
     if rows is None:
         rows = datasets.memory_map(context.services.storage, paths, context.manifest.width, scratch / "rows")
-    return objective_from_rows(context, rows, read_anchor(context))
+    return objective_from_rows(
+        context, rows, read_anchor(context), activations=scratch if activations_kept else None
+    )
 
 
 def objective_from_rows(
-    context: JobContext, rows: datasets.MemoryMapped, anchor: Tensor | None
+    context: JobContext,
+    rows: datasets.MemoryMapped,
+    anchor: Tensor | None,
+    *,
+    activations: Path | None = None,
 ) -> FamilyObjective:
-    """Build the model's objective on rows that are already mapped."""
-    manifest = context.manifest
+    """Build the model's objective on rows that are already mapped.
+
+    `activations` is a folder in which a network may keep what its untrained layers compute.
+    """
+    manifest, place = context.manifest, Place(context.team.device, scratch=activations)
     array = ArrayRows(rows.features, rows.labels)
-    return family_of(manifest).objective_at(manifest, array, anchor, Place(context.team.device))
+    return family_of(manifest).objective_at(manifest, array, anchor, place)
 
 
 def read_anchor(context: JobContext) -> Tensor | None:

@@ -31,7 +31,7 @@ from worker.data.families import family_of
 from worker.data.scratch import working_folder
 from worker.distributed.rank0 import Team
 from worker.engine.linear import LinearObjective
-from worker.engine.rows import Rows
+from worker.engine.linearised.objective import LinearisedObjective
 from worker.engine.sketch import CurvatureSketch, SketchCancelled, build_sketch
 from worker.fitting import local_objective, published_weights
 
@@ -88,10 +88,16 @@ def prepare_sketch(context: JobContext) -> bool:
         return False
     key = _key(context)
     with working_folder(context.services.settings, context.token) as scratch:
-        objective = local_objective(context, tuple(part.rows_path for part in parts), scratch)
-        if not isinstance(objective, LinearObjective):
+        paths_of_rows = tuple(part.rows_path for part in parts)
+        objective = local_objective(context, paths_of_rows, scratch, activations_kept=True)
+        if not isinstance(objective, LinearObjective | LinearisedObjective):
             return False
-        if (rank := _rank(context, objective.rows, objective.dimension)) is None:
+        rank = sketch_rank(
+            numbers=objective.rows.count * context.manifest.width,
+            dimension=objective.dimension,
+            megabytes=context.services.settings.sketch_megabytes,
+        )
+        if rank is None:
             return False
         sketch = build_sketch(
             objective,
@@ -111,15 +117,15 @@ def _candidates(services: Services, first: UUID | None) -> Iterator[tuple[Model,
             yield model, manifest
 
 
-def _rank(context: JobContext, rows: Rows, dimension: int) -> int | None:
+def sketch_rank(*, numbers: int, dimension: int, megabytes: int) -> int | None:
     """Return how many directions to compute, or None if too few fit to be of use.
 
-    A sketch is at most a quarter as large as the rows: applying it should be cheap beside a pass over them.
+    A sketch is at most a quarter as large as the training rows with their `numbers`: applying it should be
+    cheap beside a pass over them.
     """
-    room = context.services.settings.sketch_megabytes * MEGABYTE // (4 * (dimension + 1))
-    quarter = rows.count * rows.width // (4 * dimension)
-    rank = min(MOST_DIRECTIONS, room, quarter, dimension // 4)
-    return rank if rank >= LEAST_DIRECTIONS and rows.count * rows.width >= LEAST_NUMBERS else None
+    room = megabytes * MEGABYTE // (4 * (dimension + 1))
+    rank = min(MOST_DIRECTIONS, room, numbers // (4 * dimension), dimension // 4)
+    return rank if rank >= LEAST_DIRECTIONS and numbers >= LEAST_NUMBERS else None
 
 
 def _store(context: JobContext, version_id: UUID, key: str, sketch: CurvatureSketch) -> bool:

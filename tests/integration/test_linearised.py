@@ -12,12 +12,17 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from app.db import manifest as manifests
+from app.db import paths
 from app.services import Services
 from tests.integration.harness import MANIFEST, dataset
 from tests.integration.model_api import Api, newest_statement, work
+from worker import fitting, sketches
+from worker.batch import solve
 from worker.data import families
 from worker.data.families import network_family
 from worker.engine.networks.architectures import AllCnn, Mlp, ResNet18, build
+from worker.engine.sketch import CurvatureSketch
+from worker.engine.trust_region import Solution
 
 # Networks do not depend on the database; the tests of the stages run on both kinds.
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -116,6 +121,29 @@ def test_only_the_chosen_layers_are_trained_and_released(
         if name.startswith(tuple(f"{layer}." for layer in layers))
     }
     assert set(load(weights.content)) == names
+
+
+@pytest.mark.parametrize("layers", [None, ["layers.1", "layers.2"]])
+def test_a_curvature_sketch_is_prepared_for_a_linearised_network_and_used_once(
+    api: Api, services: Services, monkeypatch: pytest.MonkeyPatch, layers: list[str] | None
+) -> None:
+    monkeypatch.setattr(sketches, "LEAST_NUMBERS", 1)
+    monkeypatch.setattr(sketches, "LEAST_DIRECTIONS", 1)
+    monkeypatch.setattr("os.nice", lambda _: None)  # it would last for the rest of the tests
+    given: list[CurvatureSketch | None] = []
+
+    def recording(*arguments: Any, sketch: CurvatureSketch | None = None, **more: Any) -> Solution:
+        given.append(sketch)
+        return fitting.fit(*arguments, sketch=sketch, **more)
+
+    monkeypatch.setattr(solve, "fit", recording)
+    spec, network = SPECS["mlp"]
+    register(api, services, build(spec), network=network | {"linearised": True, "layers": layers})
+    sketches.prepare_sketches(services)
+    assert len(services.storage.list(paths.SKETCHES)) == 1
+    assert erase_and_verify(api, services).guarantee.assurance == "proved"
+    assert [sketch is not None for sketch in given] == [True]
+    assert services.storage.list(paths.SKETCHES) == []
 
 
 class Attention(nn.Module):

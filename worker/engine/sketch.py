@@ -9,7 +9,7 @@ so each gradient that the sketch preconditions takes the next erasure most of th
 The sketch comes from two block products with H in float32: a range finder and Nyström's approximation of H
 from that range (Halko, Martinsson & Tropp 2011, alg. 4.3 and 5.5; used as a preconditioner by Frangella,
 Tropp & Udell 2023). A block multiplies many vectors with each chunk of rows, which is much faster than one
-product at a time.
+product at a time. A chunk of a linearised network is linearised once for all of them.
 """
 
 import math
@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from worker.engine.linear import LinearObjective
+from worker.engine.linearised.objective import LinearisedObjective
+from worker.engine.linearised.operators import BlockOperator
 
 BLOCK_VECTORS = 64  # vectors that are multiplied together
 _BLOCK_ROWS = 512  # A chunk and its products stay in the cache.
@@ -59,7 +61,7 @@ class SketchCancelled(Exception):
 
 
 def build_sketch(
-    objective: LinearObjective,
+    objective: LinearObjective | LinearisedObjective,
     w: Tensor,
     *,
     rank: int,
@@ -68,10 +70,19 @@ def build_sketch(
 ) -> CurvatureSketch | None:
     """Build a sketch of rank at most `rank` of the Hessian at w (d,), from this process's rows alone.
 
-    It reads every row 2·rank/BLOCK_VECTORS times, and asks each time whether it is `cancelled`. Returns None
-    if the products overflow or there is no curvature to sketch.
+    It reads every row of a linear model 2·rank/BLOCK_VECTORS times, and of a network twice. It asks often
+    whether it is `cancelled`. Returns None if the products overflow or there is no curvature to sketch.
     """
-    hessian = _BlockHessian(objective, w, cancelled)
+
+    def check() -> None:
+        if cancelled is not None and cancelled():
+            raise SketchCancelled
+
+    hessian = (
+        BlockOperator(objective, w, check)
+        if isinstance(objective, LinearisedObjective)
+        else _BlockHessian(objective, w, check)
+    )
     generator = torch.Generator().manual_seed(seed)
     probes = torch.randn(min(rank, objective.dimension), objective.dimension, generator=generator)
     image = hessian.product(probes.to(objective.device))
@@ -108,8 +119,8 @@ def _usable(image: Tensor) -> bool:
 class _BlockHessian:
     """Products of H - λI with many vectors at once, in float32, with the curvature of each row kept."""
 
-    def __init__(self, objective: LinearObjective, w: Tensor, cancelled: Callable[[], bool] | None) -> None:
-        self._objective, self._cancelled = objective, cancelled
+    def __init__(self, objective: LinearObjective, w: Tensor, before_block: Callable[[], None]) -> None:
+        self._objective, self._before_block = objective, before_block
         self._states = [
             objective.curvature(objective.logits(w, x.to(objective.device, torch.float32)))
             for x, _ in objective.rows.chunks(_BLOCK_ROWS)
@@ -120,8 +131,7 @@ class _BlockHessian:
         return torch.cat([self._block(block) for block in torch.split(vectors, BLOCK_VECTORS)])
 
     def _block(self, vectors: Tensor) -> Tensor:
-        if self._cancelled is not None and self._cancelled():
-            raise SketchCancelled
+        self._before_block()
         objective, count = self._objective, len(vectors)
         outputs, split = objective.outputs, objective.outputs * objective.rows.width
         weights = vectors[:, :split].reshape(count * outputs, -1)

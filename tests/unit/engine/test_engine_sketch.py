@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.unit.engine.linearised_problems import NETWORKS, nearby, problem
 from worker.engine.families import Logistic, Ridge, Softmax
 from worker.engine.linear import LinearObjective
 from worker.engine.rows import ArrayRows
@@ -56,6 +57,41 @@ def test_a_sketch_of_full_rank_inverts_the_dense_hessian(family: str, bias: bool
     model = sketch.basis.double().T @ torch.diag(sketch.values.double()) @ sketch.basis.double()
     dense = _dense(objective, w) - LAM * torch.eye(objective.dimension)
     torch.testing.assert_close(model, dense, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mlp-relu", "allcnn-relu", "staged", "mlp-regression"])
+def test_a_sketch_of_a_linearised_network_is_its_dense_hessian(name: str) -> None:
+    network, width = NETWORKS[name]
+    objective = problem(network, width, n=40, chunk_bytes=1)
+    w = nearby(objective)
+    operator = objective.hessian(w)
+    dense = torch.stack([operator.product(v) for v in torch.eye(objective.dimension, dtype=torch.float64)])
+    sketch = build_sketch(objective, w, rank=objective.dimension)
+    assert sketch is not None
+    model = sketch.basis.double().T @ torch.diag(sketch.values.double()) @ sketch.basis.double()
+    identity = torch.eye(objective.dimension, dtype=torch.float64)
+    torch.testing.assert_close(model, dense - objective.lam * identity, atol=1e-4, rtol=1e-3)
+
+
+def test_a_sketch_saves_a_linearised_network_passes_to_the_same_certificate() -> None:
+    network, width = NETWORKS["mlp-relu"]
+    objective = problem(network, width, n=200, lam=1e-2)
+    trained = train(objective, target=1e-4)
+    noise = torch.randn(objective.dimension, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    start = trained.w + 4e-4 * noise
+    sketch = build_sketch(objective, start, rank=objective.dimension // 2)
+    assert sketch is not None
+    without = minimise(objective, start, target=1e-4)
+    with_it = minimise(objective, start, target=1e-4, sketch=sketch)
+    assert without.outcome is with_it.outcome is Outcome.CERTIFIED
+    assert with_it.passes < without.passes / 2
+    assert float((with_it.w - without.w).norm()) <= 2e-4
+
+
+def test_building_a_sketch_of_a_network_stops_when_cancelled() -> None:
+    objective = problem(*NETWORKS["mlp-relu"], n=20)
+    with pytest.raises(SketchCancelled):
+        build_sketch(objective, objective.anchor, rank=4, cancelled=lambda: True)
 
 
 def test_a_sketch_finds_the_leading_eigenpairs() -> None:

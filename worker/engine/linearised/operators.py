@@ -1,6 +1,6 @@
 """Hessian operators of a linearised network: H·v = (1/n)·Σ JᵀSJ·v + λv, with J = ∂N(x; a) and S = ∂²ℓ/∂z²."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -118,6 +118,27 @@ class StreamedOperator:
             if index < room:
                 self._kept.append(operator)
             yield operator
+
+
+class BlockOperator:
+    """Products of H - λI with many vectors, in float32, from this process's rows alone.
+
+    Each chunk is linearised once for all vectors of a block. `before_chunk` is called before each chunk and
+    may raise to stop.
+    """
+
+    def __init__(self, objective: "LinearisedObjective", w: Tensor, before_chunk: Callable[[], None]) -> None:
+        self._objective, self._w, self._before_chunk = objective, w, before_chunk
+
+    def product(self, vectors: Tensor) -> Tensor:
+        """Multiply each row of `vectors` with the Hessian of the mean loss. (k, d) -> (k, d)"""
+        objective, total = self._objective, torch.zeros_like(vectors)
+        for x, _ in objective.chunks(torch.float32):
+            self._before_chunk()
+            chunk = _ChunkOperator(objective, self._w, x, x.new_ones(len(x)))
+            for image, vector in zip(total, vectors, strict=True):
+                image += chunk.product(vector).to(image.dtype)
+        return total / objective.rows.count
 
 
 def _preconditioner(
