@@ -71,8 +71,8 @@ class Database:
     def forget_deleted_bytes(self) -> bool:
         """Move SQLite's write-ahead log into the database file, so that no copy of deleted rows remains.
 
-        Return True if the log is empty now. A reader may keep it in use: call again later. PostgreSQL needs
-        nothing.
+        Return True if the log is empty now. A reader may keep it in use: call again later. PostgreSQL has
+        nothing like it: deleted bytes remain there until they are overwritten (docs/security.md).
         """
         if not self.is_sqlite:
             return True

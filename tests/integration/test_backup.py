@@ -215,6 +215,7 @@ def test_a_purge_while_files_are_copied_means_a_later_moment(
         asked.append(1)
         return [archive.File("datasets/purged", "00")] if len(asked) == 1 else []
 
+    services.storage.write("datasets/kept", [b"rows"])  # a storage without its folder is not mounted
     monkeypatch.setattr(archive, "referred_files", referred_to)
     assert archive.create(services, tmp_path / "backup").files == []
     assert len(asked) == 2
