@@ -83,7 +83,7 @@ def test_a_plug_in_that_provides_something_else_is_refused(
 
 def test_a_missing_or_broken_plug_in_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = _manifest("plugged", policy={"method": "retrain"})
-    with pytest.raises(FamilyError, match="plugged is not installed .* or use a built-in family .*mlp"):
+    with pytest.raises(FamilyError, match=r"plugged is not installed .* or use a built-in family .*mlp"):
         family_of(manifest)
     entry = EntryPoint("plugged", "no_such_module:thing", "lethe.families")
     monkeypatch.setattr(families, "entry_points", lambda group: [entry])
