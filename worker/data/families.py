@@ -113,8 +113,8 @@ def family_of(manifest: Manifest) -> Family:
     entries = [entry for entry in entry_points(group=FAMILY_GROUP) if entry.name == manifest.family]
     if not entries:
         raise FamilyError(
-            f"the family {manifest.family} is not installed on the worker: install its plug-in there, or "
-            f"use a built-in family ({', '.join(sorted(_BUILT_IN))})"
+            f"the family {manifest.family} is not installed on the worker: install its plug-in there, or use "
+            f"a built-in family ({', '.join(sorted(_BUILT_IN))})"
         )
     try:
         loaded = entries[0].load()

@@ -16,7 +16,7 @@ from lethe.client.event_stream import EventParser
 
 Answers = Callable[[httpx.Request], httpx.Response]
 Call = Callable[[Answers, Callable[[Any], Any]], Any]
-BATCH = {
+BATCH: dict[str, Any] = {
     "id": str(uuid4()),
     "model": "toy",
     "state": "completed",
