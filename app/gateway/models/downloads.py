@@ -71,7 +71,7 @@ Download = Annotated[FileDownload, Depends()]
 def check_stored(storage: Storage, file: Stored) -> None:
     """Raise `FileDamaged` if the storage lacks a file, or holds another one in its place.
 
-    This happens before the answer begins. Afterwards it could only be broken off. The digest of a large file
+    This happens before the answer begins. Afterwards it could only be cut short. The digest of a large file
     is left to the receiver, who can compare it with `Repr-Digest`.
     """
     try:
