@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
@@ -56,6 +57,9 @@ class Manifest:
     files: list[File]
     log_size: int
     log_head: str
+
+
+_MANIFEST = TypeAdapter(Manifest)
 
 
 class _PurgedMeanwhile(Exception):
@@ -116,8 +120,11 @@ def restore(
     _check_whole(manifest, folder, copies)
     dumps.check_empty(services, manifest.database)
     _check_storage(services, manifest)
-    for file in manifest.files:
-        _copy(copies, services.storage, file)
+    try:
+        for file in manifest.files:
+            _copy(copies, services.storage, file)
+    except _PurgedMeanwhile:
+        raise BackupError("files of the backup disappeared while they were copied; run it again") from None
     if seen is not None:  # before the database, so that workers refuse any other log
         rollback_guard.write(services.settings.log_seen_path, seen)
     dumps.load(services, folder / dumps.NAME)
@@ -162,11 +169,22 @@ def _read(folder: Path) -> Manifest:
         document = json.loads((folder / MANIFEST).read_text())
     except FileNotFoundError:
         raise BackupError(f"{folder} is not a complete backup: it has no {MANIFEST}") from None
+    except (ValueError, RecursionError):
+        raise _damaged(folder) from None
+    if not isinstance(document, dict):
+        raise _damaged(folder)
     if document.get("format") != FORMAT:
         raise BackupError(
             "the backup has a format that this version does not know; use the version that created it"
         )
-    return Manifest(**{**document, "files": [File(**file) for file in document["files"]]})
+    try:
+        return _MANIFEST.validate_python(document)
+    except ValidationError:
+        raise _damaged(folder) from None
+
+
+def _damaged(folder: Path) -> BackupError:
+    return BackupError(f"{folder / MANIFEST} is damaged or was changed; use another backup")
 
 
 def _check_whole(manifest: Manifest, folder: Path, copies: Storage) -> None:

@@ -2,9 +2,10 @@
 
 import os
 import shutil
+import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from psycopg.conninfo import make_conninfo
@@ -91,9 +92,24 @@ def _load_sqlite(services: Services, dump: Path) -> None:
     draft = target.with_name(f"{target.name}.new")
     shutil.copyfile(dump, draft)
     draft.chmod(0o600)
+    try:
+        _check_sqlite(draft)
+    except sqlite3.Error:
+        draft.unlink()
+        raise BackupError(
+            "the database in the backup is damaged or was changed; use another backup"
+        ) from None
     with draft.open("rb") as file:
         os.fsync(file.fileno())
     draft.replace(target)
+
+
+def _check_sqlite(file: Path) -> None:
+    """Raise `sqlite3.Error` unless the file is a sound database of Lethe."""
+    with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            raise sqlite3.DatabaseError
+        connection.execute("SELECT version_num FROM alembic_version").fetchall()
 
 
 def _run(services: Services, program: str, *options: str) -> None:

@@ -81,8 +81,7 @@ class ExpiryClock:
         if self._jump is None or abs(ahead - self._jump[0]) > TOLERANCE:
             if self._jump is None:
                 log.warning(
-                    "the clock jumped forward; nothing expires by it until it has run steadily for a day",
-                    seconds=round(ahead.total_seconds()),
+                    "the clock jumped forward; nothing expires by it until it has run steadily for a day"
                 )
             self._jump = (ahead, uptime)
         if uptime - self._jump[1] < CONFIRMED_AFTER:

@@ -1,5 +1,7 @@
 """Backups restored elsewhere: certificates verify, and the log continues, but never from an earlier index."""
 
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -15,7 +17,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, text, update
 from sqlalchemy.engine import make_url
 
-from app.backup import archive, dumps
+from app.backup import archive, cli, dumps
 from app.backup.dumps import BackupError
 from app.core.clock import new_id, now
 from app.core.settings import Settings
@@ -203,6 +205,34 @@ def test_a_backup_that_is_not_whole_is_refused_and_changes_nothing(
     with pytest.raises(BackupError):
         archive.restore(Services(there), backed_up)
     assert not (there.data_dir / "lethe.db").exists()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_backup_that_someone_changed_is_refused_with_one_line(
+    services: Services, backed_up: Path, tmp_path: Path
+) -> None:
+    manifest, dump = backed_up / "backup.json", backed_up / "database.dump"
+    sound = json.loads(manifest.read_text())
+    not_a_database = b"not a database"
+    documents = [
+        "not JSON",
+        "[]",
+        json.dumps({"format": 1}),
+        json.dumps(sound | {"files": "many"}),
+        json.dumps(sound | {"files": [{"path": 7}]}),
+        json.dumps(sound | {"log_size": None}),
+        json.dumps(sound | {"files": [{"path": "../../outside", "sha256": "00"}]}),
+        json.dumps(sound | {"dump": hashlib.sha256(not_a_database).hexdigest()}),
+    ]
+    there = _elsewhere(services.settings, tmp_path)
+    for document in documents:
+        manifest.write_text(document)
+        if document == documents[-1]:
+            dump.write_bytes(not_a_database)
+        with pytest.raises(cli.EXPECTED_ERRORS) as refusal:  # which the command prints as one line
+            archive.restore(Services(there), backed_up)
+        assert len(str(refusal.value).splitlines()) == 1
+        assert not (there.data_dir / "lethe.db").exists()
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

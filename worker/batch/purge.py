@@ -19,7 +19,7 @@ from worker.context import JobContext
 from worker.imports import sweep_uploads
 
 WAL_TRIES = 50
-_OF_ROWS = (ReportKind.EVALUATION, ReportKind.AUDIT, ReportKind.ADVICE)
+_OF_ROWS = (ReportKind.EVALUATION, ReportKind.AUDIT, ReportKind.ADVICE, ReportKind.MEMBERSHIP)
 _ADVICE_FIGURES = ("advice_grid", "recommendation")
 
 
@@ -95,9 +95,10 @@ def _stale_sketches(context: JobContext) -> list[str]:
 
 
 def _delete_reports(context: JobContext, session: Session) -> None:
-    """Delete evaluations, audits and advice from rows that are gone, also from the registration report.
+    """Delete evaluations, audits, membership tests and advice from rows that are gone.
 
-    A running one notices that the model changed.
+    The registration report loses its advice too. A running job notices that the model changed, and the
+    membership test of this batch stays, because its job has not ended.
     """
     ended = select(Job.id).where(Job.model_id == context.model.id, Job.finished_at.is_not(None))
     session.execute(
