@@ -87,7 +87,7 @@ def test_identifiers_that_are_not_text_are_refused(storage: Storage) -> None:
 
 def test_a_changed_byte_anywhere_in_a_part_raises_no_error_of_the_library(storage: Storage) -> None:
     content = _parquet(pa.table(_columns(64)))
-    outcomes = set()
+    outcomes: set[str] = set()
     for place in range(0, len(content), 29):
         changed = bytearray(content)
         changed[place] ^= 0xFF
