@@ -44,7 +44,7 @@ class FaultKind(StrEnum):
 # How often each kind occurs in 40 faults. A worker takes seconds to start again, an attempt milliseconds.
 DECK = {
     FaultKind.KILL_ATTEMPT: 8,
-    FaultKind.KILL_WORKER: 2,
+    FaultKind.KILL_WORKER: 1,
     FaultKind.KILL_GATEWAY: 2,
     FaultKind.KILL_DISPATCHER: 2,
     FaultKind.KILL_QUEUE: 2,
@@ -53,7 +53,7 @@ DECK = {
     FaultKind.SUSPEND_GATEWAY: 2,
     FaultKind.SUSPEND_DISPATCHER: 2,
     FaultKind.SUSPEND_QUEUE: 2,
-    FaultKind.FLUSH_QUEUE: 3,
+    FaultKind.FLUSH_QUEUE: 4,
     FaultKind.CUT_LINK: 3,
     FaultKind.STALL_LINK: 3,
     FaultKind.FULL_DISK: 2,
