@@ -166,7 +166,8 @@ class LinearisedObjective:
         rounding = math.inf if single else self._rounding(w, sums, offset, norm)
         if not (math.isfinite(norm) and math.isfinite(value)):
             norm = rounding = math.inf
-        return Evaluation(value, gradient, norm, rounding, scale=_DEPTH * sums.mass / self.total)
+        scale, passes = _DEPTH * sums.mass / self.total, 1 if single or self.rounding_derived else 2
+        return Evaluation(value, gradient, norm, rounding, scale, passes)
 
     def value(self, w: Tensor) -> float:
         """Return f(w)."""
