@@ -8,7 +8,10 @@ _SCORES = (
     "rows", "erased", "KL(P_R‖P_D)", "F1 anchor", "F1 before", "F1 retrained", "**F1 released**", "**ΔF1**",
     "95 %", "assurance",
 )  # fmt: skip
-_COST = ("train", "unlearn", "retrain", "0.1 % erased: unlearn", "retrain", "share", "unlearn s", "retrain s")
+_COST = (
+    "train", "unlearn", "retrain", "unlearn s", "retrain s", "0.1 % erased: retrain", "with a sketch",
+    "without", "share with", "share without", "preparing the sketch",
+)  # fmt: skip
 _SETTINGS = (
     "parameters", "public rows", "λ", "Δ*", "certified Δ", "e/λ", "σ", "products with, without K",
     "load, commit",
@@ -68,23 +71,31 @@ def _cost(case: Report) -> Row:
         f"{case['train_passes']:.1f}",
         f"{case['passes_unlearn']:.1f}",
         f"{case['passes_retrain']:.1f}",
-        *_small(case.get("small_erasure")),
         number(case["unlearn_seconds"]),
         number(case["retrain_seconds"]),
+        *_small(case.get("small_erasure")),
     )
 
 
 def _small(small: Report | None) -> Row:
-    """Return mean and range over the published versions, the passes of retraining, and the share."""
+    """Return the passes of the small erasure with and without a sketch, and their shares of retraining."""
     if small is None:
-        return ("not measured", "–", "–")
-    draws = small.get("draws", [])
-    spread = f" ({min(draws):.1f} … {max(draws):.1f} in {len(draws)} draws)" if draws else ""
+        return ("not measured", *["–"] * 5)
+    without, preparation = small["without_sketch"], small["preparation"]
     return (
-        f"{small['passes_unlearn']:.1f}{spread}",
         f"{small['passes_retrain']:.1f}",
-        f"{100 * small['ratio']:.0f} %",
+        _draws(small),
+        _draws(without),
+        f"**{100 * small['ratio']:.0f} %**",
+        f"{100 * without['ratio']:.0f} %",
+        f"{preparation['passes']} for {preparation['directions']} directions" if preparation else "none",
     )
+
+
+def _draws(costs: Report) -> str:
+    """Return the mean over the published versions, and the range if they differ."""
+    low, high = (f"{bound(costs['draws']):.1f}" for bound in (min, max))
+    return f"{costs['passes_unlearn']:.1f}" + ("" if low == high else f" ({low} … {high})")
 
 
 def _settings(case: Report) -> Row:

@@ -119,3 +119,17 @@ def test_what_you_get_comes_first_with_one_line_per_data_set(tmp_path: Path) -> 
 
 def test_without_measurements_nothing_is_promised(tmp_path: Path) -> None:
     assert "What you get" not in results_page.generate(tmp_path).replace("What you get comes first", "")
+
+
+def test_a_linearised_case_shows_its_passes_with_and_without_a_sketch(tmp_path: Path) -> None:
+    report = json.loads((RESULTS / "linearised.json").read_text())
+    small = report["mnist"]["small_erasure"]
+    small |= {"draws": [14.0, 15.0], "passes_unlearn": 14.5, "passes_retrain": 58.0, "ratio": 0.25}
+    small["without_sketch"] |= {"draws": [29.0, 29.0], "passes_unlearn": 29.0, "ratio": 0.5}
+    small["preparation"] = {"directions": 152, "passes": 304, "seconds": 1.0}
+    (tmp_path / "linearised.json").write_text(json.dumps(report))
+    page = results_page.generate(tmp_path)
+    assert "| 58.0 | 14.5 (14.0 … 15.0) | 29.0 | **25 %** | 50 % | 304 for 152 directions |" in page
+    del report["mnist"]["small_erasure"]
+    (tmp_path / "linearised.json").write_text(json.dumps(report))
+    assert "| not measured | – | – | – | – | – |" in results_page.generate(tmp_path)

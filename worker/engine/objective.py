@@ -38,6 +38,7 @@ class Evaluation:
     norm: float
     rounding: float
     scale: float  # bound on the mean gradient length of a row, the scale of rounding errors
+    passes: int = 1  # over all rows, with those that a modelled rounding bound takes
 
 
 @dataclass(frozen=True, slots=True)

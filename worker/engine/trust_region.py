@@ -347,8 +347,9 @@ class _Run:
             if math.isfinite(trial.norm) and trial.norm > max(goal, noise * trial.scale):
                 return trial
             self.single = False  # It overflowed, or later gradients are smaller still and drown in its noise.
-        self.passes += 1
-        return self.objective.evaluate(w)
+        certified = self.objective.evaluate(w)
+        self.passes += certified.passes
+        return certified
 
     def _expected(self, proposal: Proposal) -> float:
         """Return the ‖g‖ expected after the step, from the unsolved residual and the error of the sample."""

@@ -59,10 +59,10 @@ def test_a_sketch_of_full_rank_inverts_the_dense_hessian(family: str, bias: bool
     torch.testing.assert_close(model, dense, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["mlp-relu", "allcnn-relu", "staged", "mlp-regression"])
+@pytest.mark.parametrize("name", ["mlp-relu", "allcnn-relu", "staged"])
 def test_a_sketch_of_a_linearised_network_is_its_dense_hessian(name: str) -> None:
     network, width = NETWORKS[name]
-    objective = problem(network, width, n=40, chunk_bytes=1)
+    objective = problem(network, width, n=6, chunk_bytes=1)
     w = nearby(objective)
     operator = objective.hessian(w)
     dense = torch.stack([operator.product(v) for v in torch.eye(objective.dimension, dtype=torch.float64)])

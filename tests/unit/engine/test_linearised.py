@@ -254,3 +254,11 @@ def test_training_reaches_the_target_from_single_precision_samples() -> None:
     solution = minimise(objective, objective.anchor, target=1e-6, settings=SolverSettings(least_sample=512))
     assert solution.outcome is Outcome.CERTIFIED
     assert solution.passes < 60
+
+
+@pytest.mark.parametrize(("name", "passes"), [("mlp-relu", 1), ("resnet18", 2)])
+def test_the_pass_that_models_rounding_is_counted(name: str, passes: int) -> None:
+    objective = problem(*NETWORKS[name], lam=0.1)
+    assert objective.evaluate(objective.anchor).passes == passes
+    assert objective.evaluate(objective.anchor, single=True).passes == 1
+    assert minimise(objective, objective.anchor, target=1e9).passes == passes

@@ -143,7 +143,8 @@ class LinearisedObjective(StreamedObjective):
         rounding = math.inf if single else self._rounding(w, sums, offset, norm)
         if not (math.isfinite(norm) and math.isfinite(value)):
             norm = rounding = math.inf
-        return Evaluation(value, gradient, norm, rounding, scale=_DEPTH * sums.mass / self.total)
+        scale, passes = _DEPTH * sums.mass / self.total, 1 if single or self.rounding_derived else 2
+        return Evaluation(value, gradient, norm, rounding, scale, passes)
 
     def hessian(self, w: Tensor, sampling: Sampling = EXACT) -> HessianOperator:
         """Return the Hessian operator at w, over a sample of rows or over all, in float32.
