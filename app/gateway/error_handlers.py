@@ -89,7 +89,8 @@ async def _http_error(request: Request, error: Exception) -> Problem:
         return respond(request, error.error)
     if error.detail == _UNREADABLE_BODY:
         detail = (
-            "The body cannot be read: it is nested too deeply, or contains a number with too many digits."
+            "The body cannot be read: it is not UTF-8, is nested too deeply, or contains a number with too "
+            "many digits."
         )
         return respond(request, errors.InvalidRequest(detail))
     known, headers = _BY_STATUS.get(error.status_code), dict(error.headers or {})

@@ -145,7 +145,9 @@ def test_a_full_or_read_only_disk_refuses_an_upload_and_takes_it_later(
 
 def _ask(gateway: TestClient, admin: Headers, key: str) -> tuple[int, str]:
     answer = gateway.post(
-        "/v1/erasures", json={"subjects": ["s1", "s2"]}, headers=admin | {"Idempotency-Key": key}
+        "/v1/erasures",
+        json={"subjects": ["s1", "s2"], "models": ["toy"]},
+        headers=admin | {"Idempotency-Key": key},
     )
     return answer.status_code, str(answer.json().get("id", ""))
 

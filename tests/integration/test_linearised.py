@@ -25,7 +25,7 @@ from worker.engine.sketch import CurvatureSketch
 from worker.engine.trust_region import Solution
 
 # Networks do not depend on the database; the tests of the stages run on both kinds.
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
 
 ORIGINS = MANIFEST["origins"] | {"anchor": "a public draw"}
 MLP: dict[str, Any] = {

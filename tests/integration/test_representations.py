@@ -49,6 +49,7 @@ from worker.registration import advice_job
 from worker.registration.advice import advise
 from worker.representation.limits import Limits
 
+pytestmark = pytest.mark.slow  # by the number of its tests
 POLICY = MANIFEST["policy"]
 
 

@@ -17,11 +17,12 @@ from app.gateway.auth.guard import CanAdminModels, CanReadModels, ServicesOf
 from app.gateway.batches import service
 from app.gateway.batches.schemas import BatchView, DecisionReason
 from app.gateway.event_stream import STREAM_RESPONSES, Changes, EventStream, LastEventId, Listener
+from app.gateway.json_body import JsonRoute
 from app.gateway.pagination import Cursor, Limit, Page, fetch_page
 from app.gateway.wake_up import WAKES_DISPATCHER
 from app.services import Services
 
-router = APIRouter(prefix="/v1/batches", tags=["batches"])
+router = APIRouter(prefix="/v1/batches", route_class=JsonRoute, tags=["batches"])
 POLL_SECONDS = 0.3
 KEEP_ALIVE_SECONDS = 15
 EVENTS_PER_POLL = 500
