@@ -10,8 +10,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -21,6 +21,7 @@ from rq import Queue, SimpleWorker
 from rq.exceptions import StopRequested
 from rq.job import Job as RqJob
 from rq.serializers import JSONSerializer
+from sqlalchemy import delete
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.core import logging
@@ -43,38 +44,51 @@ ATTEMPT_MODULE = "worker.attempt"
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds between two tries to reach Redis
 
 
-class Presence:
-    """Keeps this worker's name and the current time in SQL, so that `/readyz` can see a live worker."""
+class Repeated:
+    """Calls a function again and again while a block runs, in a thread of its own."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._name = f"{socket.gethostname()}-{os.getpid()}"
+    def __init__(
+        self, name: str, seconds: float, action: Callable[[], None], *, at_once: bool = False
+    ) -> None:
+        """Prepare to call `action` every so many seconds: `at_once` for the first time, or after a pause."""
+        self._seconds, self._action, self._at_once = seconds, action, at_once
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._keep_recording, name="presence", daemon=True)
+        self._thread = threading.Thread(target=self._repeat, name=name, daemon=True)
 
-    def __enter__(self) -> "Presence":
+    def __enter__(self) -> "Repeated":
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-        _log_database_errors(self._remove)
 
-    def _keep_recording(self) -> None:
-        while not self._stop.is_set():
-            _log_database_errors(self._record)
-            self._stop.wait(self._services.settings.heartbeat_seconds)
+    def _repeat(self) -> None:
+        if self._at_once:
+            self._action()
+        while not self._stop.wait(self._seconds):
+            self._action()
 
-    def _record(self) -> None:
-        with self._services.database.writing() as session:
-            session.merge(WorkerSeen(name=self._name, seen_at=now()))
 
-    def _remove(self) -> None:
-        with self._services.database.writing() as session:
-            row = session.get(WorkerSeen, self._name)
-            if row is not None:
-                session.delete(row)
+@contextmanager
+def presence(services: Services) -> Iterator[None]:
+    """Keep this worker's name and the current time in SQL, so that `/readyz` can see a live worker."""
+    name = f"{socket.gethostname()}-{os.getpid()}"
+
+    def record() -> None:
+        with services.database.writing() as session:
+            session.merge(WorkerSeen(name=name, seen_at=now()))
+
+    def remove() -> None:
+        with services.database.writing() as session:
+            session.execute(delete(WorkerSeen).where(WorkerSeen.name == name))
+
+    seconds = services.settings.heartbeat_seconds
+    try:
+        with Repeated("presence", seconds, lambda: _log_database_errors(record), at_once=True):
+            yield
+    finally:
+        _log_database_errors(remove)
 
 
 def _log_database_errors(write: Callable[[], None]) -> None:
@@ -86,49 +100,23 @@ def _log_database_errors(write: Callable[[], None]) -> None:
         database_outage.over()
 
 
-class AuditLogSigner:
-    """Signs the heads of the audit logs from time to time, in a thread of its own."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._keep_signing, name="audit-log", daemon=True)
-
-    def __enter__(self) -> "AuditLogSigner":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _keep_signing(self) -> None:
-        while not self._stop.wait(self._services.settings.audit_log_seconds):
-            _log_database_errors(lambda: sign_audit_logs(self._services))
+def audit_log_signer(services: Services) -> Repeated:
+    """Sign the heads of the audit logs from time to time."""
+    seconds = services.settings.audit_log_seconds
+    return Repeated("audit-log", seconds, lambda: _log_database_errors(lambda: sign_audit_logs(services)))
 
 
-class ScratchSweeper:
-    """Sweeps scratch folders at every heartbeat, in a thread of its own.
+def scratch_sweeper(settings: Settings) -> Repeated:
+    """Sweep scratch folders at every heartbeat.
 
     A killed process may still hold its folder's lock at the moment when the worker sweeps after it.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._keep_sweeping, name="sweeper", daemon=True)
+    def sweep_again() -> None:
+        with suppress(OSError):  # a full or read-only disk; the next round tries again
+            sweep(settings)
 
-    def __enter__(self) -> "ScratchSweeper":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _keep_sweeping(self) -> None:
-        while not self._stop.wait(self._settings.heartbeat_seconds):
-            sweep(self._settings)
+    return Repeated("sweeper", settings.heartbeat_seconds, sweep_again)
 
 
 def sign_audit_logs(services: Services) -> None:
@@ -324,7 +312,7 @@ def run(settings: Settings) -> None:
     runtime = WorkerRuntime(services, attempts)
     if settings.nproc > 1:
         runtime.followers.start()
-    with Presence(services), AuditLogSigner(services), ScratchSweeper(settings):
+    with presence(services), audit_log_signer(services), scratch_sweeper(settings):
         stopped = take_jobs(runtime)
     attempts.close()  # and with it a preparation that is still running
     runtime.followers.close()

@@ -9,7 +9,7 @@ from app.core.clock import new_id
 from app.core.settings import Settings
 from tests import eventually
 from worker.data.scratch import sweep, working_folder
-from worker.main import ScratchSweeper
+from worker.main import scratch_sweeper
 
 HOLD_AND_DIE = """
 import os, signal, sys
@@ -39,7 +39,7 @@ def test_the_folder_of_a_killed_attempt_is_swept_and_that_of_a_running_one_stays
 def test_a_running_worker_sweeps_folders_that_were_still_locked_when_it_looked(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path, heartbeat_seconds=0.01)
     left = tmp_path / "scratch" / str(new_id())
-    with ScratchSweeper(settings):
+    with scratch_sweeper(settings):
         left.mkdir(parents=True)
         eventually(lambda: not left.exists())
 
