@@ -21,24 +21,7 @@ def gateway(report: Report | None) -> str:
         "database, and `plain` uses one transaction per request."
     )
     head = ("database", "connections", "gateway", "requests/s", "p99 ms")
-    return f"{intro}\n\n{table(head, rows)}" + _plain_route(report)
-
-
-def _plain_route(report: Report) -> str:
-    """Return what a route without FastAPI gained, if this run measured it."""
-    gains = [
-        f"{result['times_fastapi']:.2f} times as many requests at {connections} connections"
-        for connections, result in report["postgresql"]["connections"].items()
-        if "times_fastapi" in result
-    ]
-    if not gains:
-        return ""
-    return (
-        "\n\nWhen this was measured, `real` and `immediate` answered ordinary requests on a plain ASGI route "
-        f"of their own, beside FastAPI. On PostgreSQL, that route answered {' and '.join(gains)}. We had "
-        "asked for 1.5 times as many, so the route was removed. `fastapi` is the gateway without it, as it "
-        "is now."
-    )
+    return f"{intro}\n\n{table(head, rows)}"
 
 
 def scale(report: Report | None) -> str:

@@ -103,7 +103,7 @@ def test_changes_are_recorded_with_the_key_that_made_them(
     assert entries[4]["details"] == {"subjects": 2, "models": ["toy"]}
     assert [entry["sequence"] for entry in entries] == list(range(8))
     text_of_log = json.dumps(entries)
-    for private in ("secret-person", "case-77", "my reason", "complex", 'withdrawal"', key["secret"]):
+    for private in ("secret-person", "case-77", "my reason", "complex", "my withdrawal", key["secret"]):
         assert private not in text_of_log
 
 
