@@ -1,12 +1,13 @@
 """The page that shows the audit log."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
 from app.db import audit_log
-from app.gateway.audit_log import fetch_entries
+from app.gateway.audit_log import NDJSON, export_entries, fetch_entries
 from app.gateway.auth.guard import ServicesOf
+from app.gateway.csv_files import CSV
 from app.gateway.dashboard.pages import ROWS_PER_PAGE, PageRoute, render_page
 from app.gateway.dashboard.sessions import Auditor
 
@@ -25,3 +26,10 @@ def show_audit_log(
         query = audit_log.entries(caller.tenant_id)
         page = fetch_entries(session, query, limit=ROWS_PER_PAGE, cursor=cursor)
     return render_page(request, "audit_log.html", page=page)
+
+
+@router.get("/export.{kind}")
+def export_audit_log(kind: Literal["csv", "ndjson"], caller: Auditor, services: ServicesOf) -> Response:
+    """Download the whole audit log. `lethe audit-log verify` accepts the NDJSON file."""
+    query = audit_log.entries(caller.tenant_id)
+    return export_entries(services, caller.tenant_id, query, NDJSON if kind == "ndjson" else CSV)
