@@ -178,7 +178,9 @@ class OfficerPath:
         assert PERSON not in letter.inner_text().split(), "a letter names the reference and no identifier"
         expect(letter.locator("svg.qr")).to_be_visible()
         assert problems(page) == []
+        letter.get_by_label("Your organisation").fill("Example Hospital")
         letter.get_by_label("Name and address").fill("Ms A. Example\n1 Main Street")
+        letter.get_by_label("Signature").fill("Ana Ortiz, data protection officer")
         self._print("letter", most=2)
         self._show("The letter", "To the person who asked. The receipt is on it, as a QR code and as text.")
         files = {

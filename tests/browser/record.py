@@ -129,7 +129,7 @@ def main() -> int:
         )
         context.set_default_timeout(PATIENCE)
         page = context.new_page()
-        officer = lethe.api_keys.create("Ana Ortiz, privacy officer", SCOPES)
+        officer = lethe.keys.create("Ana Ortiz, privacy officer", SCOPES)
         sign_in(page, officer.secret)
         OfficerPath(page, FOLDER, show=recording.show).walk()
         browser.close()
