@@ -143,6 +143,10 @@ def test_a_model_is_registered_with_its_files(signed_in: Page, site: Site, tmp_p
     page.goto("/models")
     page.get_by_role("link", name="Register a model").click()
     page.get_by_label("Name").fill("fresh")
+    name, manifest = (page.get_by_label(label, exact=True).bounding_box() for label in ("Name", "Manifest"))
+    assert name is not None
+    assert manifest is not None
+    assert name["width"] == manifest["width"]
     page.get_by_label("Manifest", exact=True).fill('family = "softmax"\nwidth = 0\n')
     page.get_by_role("button", name="Create the model").click()
     expect(page.get_by_role("alert")).to_contain_text("width: must be at least 1")

@@ -12,6 +12,13 @@ from app.gateway.dashboard.pages import ROWS_PER_PAGE, PageRoute, render_page
 from app.gateway.dashboard.sessions import Auditor
 
 router = APIRouter(prefix="/audit-log", route_class=PageRoute, include_in_schema=False)
+# What an entry can be about: the folder of its page, and its name.
+TARGET_PAGES = {
+    "erasure": ("erasures", "Request"),
+    "batch": ("batches", "Batch"),
+    "model": ("models", "Model"),
+    "certificate": ("certificates", "Certificate"),
+}
 
 
 @router.get("")
@@ -25,7 +32,7 @@ def show_audit_log(
     with services.database.reading() as session:
         query = audit_log.entries(caller.tenant_id)
         page = fetch_entries(session, query, limit=ROWS_PER_PAGE, cursor=cursor)
-    return render_page(request, "audit_log.html", page=page)
+    return render_page(request, "audit_log.html", page=page, target_pages=TARGET_PAGES)
 
 
 @router.get("/export.{kind}")

@@ -171,6 +171,16 @@ def _describe_decision(kind: str, label: str, data: Mapping[str, Any]) -> str:
     return f"{data['by']} {done}" + (f": “{data['why']}”" if data.get("why") else "")
 
 
+def describe_action(action: str) -> str:
+    """Return an action of the audit log in words.
+
+    >>> describe_action("erasure.requested"), describe_action("api-key.created")
+    ('Erasure requested', 'API key created')
+    """
+    text = action.replace(".", " ").replace("-", " ")
+    return (text[0].upper() + text[1:]).replace("Api key", "API key")
+
+
 def describe_progress(progress: Mapping[str, Any]) -> str:
     """Say how far the features or the advice of a model are.
 
