@@ -269,12 +269,12 @@ def _verify(lethe: Lethe, folder: Path, release: Release) -> list[str]:
     console.print(
         "$ lethe verify pack.json --model model.safetensors --evidence evidence.json --keys keys.json"
     )
-    console.print("\n".join(_shorten(report)), markup=False, highlight=False)
+    console.print("\n".join(shorten(report)), markup=False, highlight=False)
     console.print("The report page has the details of each check, and the assumptions.")
     return report
 
 
-def _shorten(report: list[str]) -> list[str]:
+def shorten(report: list[str]) -> list[str]:
     """Return the title of each check, the verdict, and what it proves and does not prove."""
     lines = "\n".join(report).splitlines()
     verdict = next(place for place, line in enumerate(lines) if line.startswith("VERIFIED"))
@@ -334,13 +334,12 @@ def _attack(
 
 
 def _show_timing(timing: demo_timing.Timing) -> None:
-    table = Table("", "seconds", "passes over the data", "certified distance", title_justify="left")
+    table = Table("people", "way", "seconds", "passes", "certified distance", title_justify="left")
     table.title = f"A table of {timing.rows:,} rows, target {demo_timing.TARGET:g}, on one core"
     for people, ways in ((timing.few_people, timing.few), (timing.group_people, timing.group)):
         for way in ways:
             passes = "–" if way.passes is None else f"{way.passes:.0f}"
-            name = f"{people} people leave: {way.name}"
-            table.add_row(name, f"{way.seconds:.2f}", passes, f"{way.distance:.2g}")
+            table.add_row(str(people), way.name, f"{way.seconds:.2f}", passes, f"{way.distance:.2g}")
     console.print(table)
     console.print(demo_report.explain_timing(timing), highlight=False)
 

@@ -113,7 +113,7 @@ def f1(scores: Scores) -> float:
 def explain_audit(audit: AuditResult) -> str:
     """Say what a replay audit does, what it found, and what it would have found."""
     found = [power.alternative for power in audit.powers if power.power >= _RELIABLE]
-    noticed = f" It would very likely have noticed: {', '.join(found)}." if found else ""
+    noticed = f" It would very likely have noticed each of these: {', '.join(found)}." if found else ""
     return (
         "The auditor repeats the computation on the remaining rows and tests whether the released weights "
         f"differ from it only by the stated noise. Verdict: {audit.verdict} (p = {audit.p_value:.2f}). A "
