@@ -124,7 +124,7 @@ def _run(lethe: Lethe, folder: Path, data: Digits) -> None:
     forgeries = _forge(folder, original)
     _chapter(7, "A replay audit by somebody who has the remaining rows")
     audit = _audit(lethe, group)
-    console.print(f"Verdict: {audit.verdict} (p = {audit.p_value:.2f}). {audit.summary}", highlight=False)
+    console.print(demo_report.explain_audit(audit), highlight=False)
     released = folder / "model.safetensors"
 
     _chapter(8, "Can somebody still tell that these people were learned?")
@@ -269,9 +269,18 @@ def _verify(lethe: Lethe, folder: Path, release: Release) -> list[str]:
     console.print(
         "$ lethe verify pack.json --model model.safetensors --evidence evidence.json --keys keys.json"
     )
-    checks = [line for line in report if line.startswith(("✓", "–", "VERIFIED"))]
-    console.print("\n".join(checks), markup=False, highlight=False)
+    console.print("\n".join(shorten(report)), markup=False, highlight=False)
+    console.print("The report page has the details of each check, and the assumptions.")
     return report
+
+
+def shorten(report: list[str]) -> list[str]:
+    """Return the title of each check, the verdict, and what it proves and does not prove."""
+    lines = "\n".join(report).splitlines()
+    verdict = next(place for place, line in enumerate(lines) if line.startswith("VERIFIED"))
+    assumptions = next(place for place, line in enumerate(lines) if line.startswith("It rests on"))
+    checks = [line.split(": ")[0] for line in lines[:verdict] if line.startswith(("✓", "–"))]
+    return [*checks, *lines[verdict:assumptions]]
 
 
 def _forge(folder: Path, original: Path) -> list[demo_forgery.Forgery]:
@@ -325,14 +334,12 @@ def _attack(
 
 
 def _show_timing(timing: demo_timing.Timing) -> None:
-    table = Table("", "seconds", "passes over the data", "certified distance", title_justify="left")
-    table.title = (
-        f"{timing.few_people} people ({timing.few_rows:,} rows) leave a table of {timing.rows:,} rows. "
-        f"Target {demo_timing.TARGET:g}, one core"
-    )
-    for way in timing.few:
-        passes = "–" if way.passes is None else f"{way.passes:.0f}"
-        table.add_row(way.name, f"{way.seconds:.2f}", passes, f"{way.distance:.2g}")
+    table = Table("people", "way", "seconds", "passes", "certified distance", title_justify="left")
+    table.title = f"A table of {timing.rows:,} rows, target {demo_timing.TARGET:g}, on one core"
+    for people, ways in ((timing.few_people, timing.few), (timing.group_people, timing.group)):
+        for way in ways:
+            passes = "–" if way.passes is None else f"{way.passes:.0f}"
+            table.add_row(str(people), way.name, f"{way.seconds:.2f}", passes, f"{way.distance:.2g}")
     console.print(table)
     console.print(demo_report.explain_timing(timing), highlight=False)
 
@@ -347,7 +354,7 @@ def _finish(story: demo_report.Story, seconds: float) -> None:
         f"\n[bold]Done in {seconds:.0f} seconds.[/] {erased} people are erased and certified. F1 was "
         f"{demo_report.f1(first.current):.1f} % before and is {demo_report.f1(last.current):.1f} % now. A "
         f"retrained model has {demo_report.f1(last.retrained):.1f} %.\nOpen {page} for a report with "
-        "charts.",
+        "charts. To use your own data, run `make up` and follow docs/quickstart.md.",
         highlight=False,
     )
 

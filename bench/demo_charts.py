@@ -119,11 +119,13 @@ def attack_chart(before: Attack, after: Attack) -> str:
 
 
 def timing_chart(timing: Timing) -> str:
-    """Draw the seconds of each way to get a model without a few people."""
-    with _chart(height=2.2) as (figure, axes):
-        names = [way.name for way in timing.few]
-        seconds = [way.seconds for way in timing.few]
-        axes.barh(names, seconds, color=[LETHE, OTHER, OTHER], height=0.6)
+    """Draw the seconds of each way to get a model without a few people, and without a large group."""
+    with _chart(height=3) as (figure, axes):
+        parts = ((timing.few_people, timing.few), (timing.group_people, timing.group))
+        ways = [(f"{people} people: {way.name}", way.seconds) for people, ways in parts for way in ways]
+        names, seconds = zip(*ways, strict=True)
+        colours = [LETHE if "unlearns" in name else OTHER for name in names]
+        axes.barh(names, seconds, color=colours, height=0.6)
         for place, value in enumerate(seconds):
             axes.annotate(
                 f"{value:.2f} s", (value, place), xytext=(6, 0), textcoords="offset points", va="center"

@@ -23,8 +23,8 @@ STYLE = """
   --bad: #ff8f85; } }
 @media print { :root { color-scheme: light; --page: #fff; --ink: #000; --soft: #444; --faint: #ccc;
   --panel: #f6f6f6; --lethe: #0b6e6e; --other: #9aa5b1; --target: #b35900; --bad: #b42318; }
-  body { max-width: none; margin: 0; font-size: 10.5pt; } figure, table, pre, li { break-inside: avoid; }
-  h2 { break-after: avoid; } details > * { display: block; } }
+  @page { size: A4; margin: 15mm; } h2 { break-after: avoid; }
+  figure, tr, li { break-inside: avoid; } }
 * { box-sizing: border-box; }
 body { font: 16px/1.55 system-ui, sans-serif; margin: 3rem auto; max-width: 46rem; padding: 0 1.25rem;
   color: var(--ink); background: var(--page); }
@@ -35,7 +35,7 @@ h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; }
   gap: .75rem; margin: 1.5rem 0; padding: 0; }
 .key div { background: var(--panel); border: 1px solid var(--faint); border-radius: .5rem;
   padding: .7rem .9rem; }
-.key dt { color: var(--soft); font-size: .85rem; } .key dd { margin: 0; font-size: 1.15rem; font-weight: 600;
+.key dt { color: var(--soft); font-size: .85rem; } .key dd { margin: 0; font-size: 1.05rem; font-weight: 600;
   white-space: nowrap; }
 figure { margin: 1.25rem 0; } figure svg { display: block; width: 100%; height: auto; }
 .title { font-weight: 600; margin-bottom: .5rem; }
@@ -51,6 +51,8 @@ pre { background: var(--panel); border: 1px solid var(--faint); border-radius: .
   font-size: .8rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 footer { color: var(--soft); font-size: .9rem; margin-top: 3rem; border-top: 1px solid var(--faint);
   padding-top: 1rem; }
+@media print { body { max-width: none; margin: 0; padding: 0; font-size: 10pt; } h2 { margin-top: 1.25rem; }
+  figure svg { width: 125mm; } pre { font-size: 7.5pt; } }
 """
 PAGE = """<!doctype html>
 <html lang="en">
@@ -99,9 +101,25 @@ class Story:
     timing: Timing
 
 
+_RELIABLE = 0.9
+"""With this probability or more, an audit is said to notice a deviation."""
+
+
 def f1(scores: Scores) -> float:
     """Return the micro F1 in per cent."""
     return 100 * (scores.micro_f1 or 0)
+
+
+def explain_audit(audit: AuditResult) -> str:
+    """Say what a replay audit does, what it found, and what it would have found."""
+    found = [power.alternative for power in audit.powers if power.power >= _RELIABLE]
+    noticed = f" It would very likely have noticed each of these: {', '.join(found)}." if found else ""
+    return (
+        "The auditor repeats the computation on the remaining rows and tests whether the released weights "
+        f"differ from it only by the stated noise. Verdict: {audit.verdict} (p = {audit.p_value:.2f}). A "
+        f"p-value below {audit.level:g} raises an alarm. An honest release does so at most once in "
+        f"{1 / audit.level:,.0f} audits.{noticed}"
+    )
 
 
 def explain_timing(timing: Timing) -> str:
@@ -191,7 +209,8 @@ def _worth(story: Story) -> str:
     )
     return _section(
         "The model is still worth having",
-        f"<p>First {first.people} people left, one request each. Then a group of {group.people} left, who "
+        "<p>The score is F1, which is here the share of unseen images that the model reads correctly. "
+        f"First {first.people} people left, one request each. Then a group of {group.people} left, who "
         f"mostly wrote zeros and sevens. It took along {lost}. This is how erasures come in life: rarely "
         "as a random sample.</p>",
         _figure(
@@ -216,7 +235,7 @@ def _solving(story: Story) -> str:
         "How close it is to retraining",
         "<p>You choose a target distance Δ* in advance. The solver runs until the weights are certified "
         "to be within it. The certificate needs no estimate: for this kind of model, the distance is at "
-        "most the length of the gradient divided by λ.</p>",
+        "most the length of the gradient divided by λ, the strength of the model’s regularisation.</p>",
         _figure(
             "The certified distance falls below the target",
             demo_charts.descent_chart(descents, story.target),
@@ -261,12 +280,8 @@ def _forged(story: Story) -> str:
         "keys.</p>",
         '<div class="table"><table><thead><tr><th>the forgery</th><th>what <code>lethe verify</code> '
         f"says</th></tr></thead><tbody>{rows}</tbody></table></div>",
-        "<p>A certificate cannot show that its issuer did the computation it describes. A replay audit "
-        "can. Somebody who has the remaining rows repeats the computation and tests whether the released "
-        "weights differ from it only by noise. Verdict for this release: "
-        f"<strong>{_text(story.audit.verdict)}</strong> (p = {story.audit.p_value:.2f}). A p-value below "
-        f"{story.audit.level:g} raises an alarm. An honest release does so at most once in "
-        f"{1 / story.audit.level:,.0f} audits.</p>",
+        "<p>A certificate cannot show that its issuer did the computation it describes. A replay audit by "
+        f"somebody who has the remaining rows can. {_text(explain_audit(story.audit))}</p>",
     )
 
 
@@ -274,8 +289,9 @@ def _timing(timing: Timing) -> str:
     return _section(
         "How long it takes",
         "<p>The digits of this demo are too few for timings to mean something. So we joined each image "
-        f"with {COPIES - 1} slightly turned, scaled and shifted copies, which gives {timing.rows:,} rows, "
-        f"and {timing.few_people} people left with {timing.few_rows:,} rows.</p>",
+        f"with {COPIES - 1} slightly turned, scaled and shifted copies, which gives {timing.rows:,} rows. "
+        f"The {timing.few_people} people take {timing.few_rows:,} rows along, and the group of "
+        f"{timing.group_people} takes {timing.group_rows:,}.</p>",
         _figure(
             "Seconds to get a model without these people",
             demo_charts.timing_chart(timing),

@@ -131,7 +131,9 @@ def _bars(folder: Path, compared: list[Report]) -> str:
     for name in OTHERS:
         other = read(folder, name)
         rows += [(f"{name}: {bar[0]}", *bar[1:]) for bar in bars(other)] if other else []
-    return "## Targets\n\n" + table(("", "measured", "target", "met"), rows)
+    met_ones = sum(row[-1] == _met(True) for row in rows)
+    lead = f"{met_ones} of {len(rows)} targets are met. Those that are not are marked {_met(False)}."
+    return f"## Targets\n\n{lead}\n\n" + table(("", "measured", "target", "met"), rows)
 
 
 def _met(met: bool) -> str:

@@ -112,9 +112,14 @@ def read_audit_log(
     if media not in (NDJSON, CSV):
         with services.database.reading() as session:
             return fetch_entries(session, query, limit=limit, cursor=cursor)
+    return export_entries(services, caller.tenant_id, query, media)
+
+
+def export_entries(services: Services, tenant_id: UUID, query: Select[AuditEntry], media: str) -> Response:
+    """Return the entries as a file, oldest first. The export itself is recorded, before the file begins."""
     with services.database.writing() as session:
-        audit_log.record(session, caller.tenant_id, Action.AUDIT_LOG_EXPORTED, "audit-log", {"format": media})
-        size, _ = audit_log.head(session, caller.tenant_id)
+        audit_log.record(session, tenant_id, Action.AUDIT_LOG_EXPORTED, "audit-log", {"format": media})
+        size, _ = audit_log.head(session, tenant_id)
     entries = _all_entries(services, query.where(AuditEntry.sequence < size))
     if media == NDJSON:
         return attach_lines(_ndjson(entries), NDJSON, "audit-log.ndjson")

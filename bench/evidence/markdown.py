@@ -16,9 +16,18 @@ def read(folder: Path, name: str) -> Report | None:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+    r"""Return a Markdown table. A vertical bar inside a cell does not end the cell.
+
+    >>> print(table(["a"], [["|x|"]]))
+    | a |
+    |---|
+    | \|x\| |
+    """
+    return "\n".join([_line(head), "|" + "---|" * len(head), *map(_line, rows)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def figure(name: str, caption: str) -> str:

@@ -124,9 +124,14 @@ def test_few_people_are_flushed_only_on_purpose(signed_in: Page, site: Site) -> 
     page.get_by_label("Start it anyway").check()
     page.get_by_role("button", name="Start the batch now").click()
     expect(page.get_by_role("heading", name="few")).to_be_visible()
-    site.work()
     page.goto(f"/erasures/{erasure}")
+    expect(page.get_by_text("Receipts appear here when the request is done")).to_be_visible()
+    page.evaluate("window.kept = true")
+    site.work()
     expect(page.get_by_role("heading", name="Done")).to_be_visible()
+    expect(page.get_by_role("link", name="Letter for person 1")).to_be_visible()
+    expect(page.get_by_role("link", name="Withdraw…")).to_have_count(0)
+    assert page.evaluate("window.kept"), "the page must not have been loaded again"
     expect(_fact(page, "Completed")).to_contain_text("UTC")
     expect(page.get_by_text("late by")).to_have_count(0)
 
@@ -138,6 +143,10 @@ def test_a_model_is_registered_with_its_files(signed_in: Page, site: Site, tmp_p
     page.goto("/models")
     page.get_by_role("link", name="Register a model").click()
     page.get_by_label("Name").fill("fresh")
+    name, manifest = (page.get_by_label(label, exact=True).bounding_box() for label in ("Name", "Manifest"))
+    assert name is not None
+    assert manifest is not None
+    assert name["width"] == manifest["width"]
     page.get_by_label("Manifest", exact=True).fill('family = "softmax"\nwidth = 0\n')
     page.get_by_role("button", name="Create the model").click()
     expect(page.get_by_role("alert")).to_contain_text("width: must be at least 1")

@@ -73,6 +73,7 @@ def test_from_the_request_to_offline_verification(
     page.get_by_role("link", name="case-17").click()
     expect(page.get_by_role("heading", name="Received")).to_be_visible()
 
+    page.goto("/")
     with _at_work(site, steps):
         _watch(page, steps)
     page.goto(f"/erasures/{erasure}")
@@ -99,7 +100,8 @@ def test_from_the_request_to_offline_verification(
 
 def _watch(page: Page, steps: Steps) -> None:
     """The chart grows with each step, without a reload, on the overview and on the batch page."""
-    page.goto("/")
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()  # loaded before the batch started
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # as if the tab was opened again
     status, points = page.get_by_role("status"), page.locator("circle.gradient")
     expect(status).to_contain_text("Step")
     expect(points).to_have_count(1)

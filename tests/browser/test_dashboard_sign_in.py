@@ -60,7 +60,14 @@ def test_a_person_of_the_provider_approves_a_batch_on_hold(page: Page, site: Sit
     assert (task["state"], task["on_hold"], task["version"]) == ("completed", False, 1)
 
     page.goto("/audit-log")
-    expect(page.get_by_text("Ada Lovelace").first).to_be_visible()
+    expect(page.get_by_role("row", name="Ada Lovelace Batch approved")).to_be_visible()
+    for kind in ("CSV", "NDJSON"):
+        with page.expect_download() as waiting:
+            page.get_by_role("link", name=f"Export as {kind}").click()
+        assert waiting.value.suggested_filename == f"audit-log.{kind.lower()}"
+        assert "batch.approved" in Path(waiting.value.path()).read_text()
+    exports = site.call("GET", "/v1/audit-log?action=audit-log.exported")["items"]
+    assert [entry["actor"]["name"] for entry in exports] == ["Ada Lovelace"] * 2
     (approval,) = site.call("GET", "/v1/audit-log?action=batch.approved")["items"]
     assert (approval["actor"]["kind"], approval["actor"]["name"]) == ("person", "Ada Lovelace")
     assert approval["target"] == f"batch/{batch}"

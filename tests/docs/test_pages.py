@@ -43,6 +43,18 @@ def test_the_files_that_a_page_names_exist(page: Page) -> None:
 
 
 @pytest.mark.parametrize("page", ALL, ids=lambda page: str(page.name))
+def test_every_row_of_a_table_has_as_many_cells_as_its_head(page: Page) -> None:
+    """A bar inside a cell needs a backslash, also in code. Without it, the row has cells too many."""
+    expected, wrong = 0, []
+    for number, line in page.prose:
+        cells = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        expected = cells if cells == 0 or expected == 0 else expected
+        if cells != expected:
+            wrong.append(f"{page.name}:{number}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", ALL, ids=lambda page: str(page.name))
 def test_a_page_contains_no_path_of_this_machine(page: Page) -> None:
     assert [place for place in (str(ROOT), f"{Path.home()}/") if place in page.text] == []
 

@@ -26,7 +26,8 @@ def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     text = " ".join(done.stdout.split())
-    assert "VERIFIED." in text
+    assert "VERIFIED. This proves: + that" in text
+    assert "It does not prove: - that" in text
     assert text.count("✗ NOT VERIFIED") == 4
     found = re.search(r"F1 was ([\d.]+) % before and is ([\d.]+) % now", text)
     assert found is not None

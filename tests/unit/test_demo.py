@@ -9,6 +9,8 @@ from scipy.stats import norm
 from bench import demo, demo_charts, demo_forgery
 from bench.demo_data import IMAGES_PER_WRITER, Digits, digits, distorted_copies, features
 from bench.demo_membership import Attack, objective_of
+from bench.demo_timing import Timing, Way
+from lethe.certificate.cli import run_verify
 from lethe.certificate.privacy import sigma_for
 from worker.engine.trust_region import train
 
@@ -92,6 +94,23 @@ def test_every_forgery_is_refused_for_its_own_reason(tmp_path: Path) -> None:
     assert "unknown key" in forgeries[3].refusals[0]
 
 
+def test_the_short_report_keeps_every_check_and_both_sides_of_the_verdict() -> None:
+    release, report = GOLDEN / "tr-proved", list[str]()
+    assert run_verify(pack=release / "pack.json", keys=GOLDEN / "keys.json", write=report.append) == 0
+    short = demo.shorten(report)
+    assert [line.split(".")[0] for line in short[:8]] == [
+        "✓ 1",
+        "✓ 2",
+        "– 3",
+        *(f"✓ {n}" for n in range(4, 8)),
+        "– 8",
+    ]
+    assert max(map(len, short[:8])) < 90
+    assert short[8].startswith("VERIFIED")
+    assert any(line.startswith("  + ") for line in short)
+    assert any(line.startswith("  - ") for line in short[short.index("It does not prove:") :])
+
+
 def test_an_attack_that_cannot_tell_models_apart_is_guessing() -> None:
     scores = np.array([0.5, -1.0, 2.0, 0.0])
     assert Attack(scores, scores).auc == 0.5
@@ -104,13 +123,15 @@ def test_an_attack_that_cannot_tell_models_apart_is_guessing() -> None:
 
 def test_charts_take_every_colour_from_the_page() -> None:
     attack = Attack(np.array([1.0, 2.0]), np.array([0.0, 1.5]))
+    way = Way("Lethe unlearns", 0.5, 3.0, 1e-3)
     descent = demo_charts.Descent("x", [1, 2], [1e-1, 1e-3])
     for chart in (
         demo_charts.scores_chart([demo_charts.Score("version 0", 98.0, 98.5)], 97),
         demo_charts.descent_chart([descent, descent], 1e-2),
         demo_charts.attack_chart(attack, attack),
+        demo_charts.timing_chart(Timing(9, 1, 2, (way,), 3, 4, (way,))),
     ):
-        assert "var(--target)" in chart
+        assert "var(--lethe)" in chart
         assert "<svg" in chart
         assert "#000000" not in chart
         assert "#ffffff" not in chart

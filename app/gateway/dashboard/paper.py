@@ -37,6 +37,7 @@ from lethe.certificate.statement import AnyPredicate
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 MAX_RECEIPTS = 200
+DEFAULT_TENANT = "default"
 MAX_QR_BYTES = 1200  # a larger code is hard to scan from paper
 
 
@@ -125,7 +126,7 @@ def print_letter(
         erasure = service.get(session, caller.tenant_id, erasure_id)
         view = service.describe_erasure(session, erasure)
         _require_complete(view)
-        sender = session.get_one(Tenant, caller.tenant_id).name
+        tenant = session.get_one(Tenant, caller.tenant_id).name
         items = _receipts(session, services, erasure, ordinal)
         if not items:
             raise NotFound("This request has no such person.")
@@ -136,7 +137,7 @@ def print_letter(
         erasure=view,
         ordinal=ordinal,
         parts_of_letter=[_letter_part(view, item, signed) for item in items],
-        sender=sender,
+        sender="" if tenant == DEFAULT_TENANT else tenant,
         identifier_rule=IDENTIFIER_RULE_IN_WORDS,
         printed_at=now(),
     )

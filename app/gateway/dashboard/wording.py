@@ -171,6 +171,32 @@ def _describe_decision(kind: str, label: str, data: Mapping[str, Any]) -> str:
     return f"{data['by']} {done}" + (f": “{data['why']}”" if data.get("why") else "")
 
 
+def describe_deadlines(completed: int, in_time: int, overdue: int) -> str:
+    """Say how many requests of a month met their deadline. `overdue` requests are open after theirs.
+
+    >>> describe_deadlines(4, 4, 0), describe_deadlines(4, 4, 1)
+    ('Every deadline was met.', 'Every completed request met its deadline.')
+    >>> describe_deadlines(2, 1, 1), describe_deadlines(0, 0, 1)
+    ('50 % of the 2 completed requests met the deadline.', 'No request was completed in this month.')
+    """
+    if not completed:
+        return "No request was completed in this month."
+    if in_time < completed:
+        share = f"{100 * in_time // completed} %"  # rounded down: 249 of 250 is not all of them
+        return f"{share} of the {format_count(completed, 'completed request')} met the deadline."
+    return "Every completed request met its deadline." if overdue else "Every deadline was met."
+
+
+def describe_action(action: str) -> str:
+    """Return an action of the audit log in words.
+
+    >>> describe_action("erasure.requested"), describe_action("api-key.created")
+    ('Erasure requested', 'API key created')
+    """
+    text = action.replace(".", " ").replace("-", " ")
+    return (text[0].upper() + text[1:]).replace("Api key", "API key")
+
+
 def describe_progress(progress: Mapping[str, Any]) -> str:
     """Say how far the features or the advice of a model are.
 

@@ -10,7 +10,7 @@ const BOX = { width: 640, height: 220, left: 56, right: 16, top: 12, bottom: 28 
 const SUPERSCRIPT = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
 const ENDINGS = { completed: "Completed", failed: "Failed", held: "On hold, needs a decision" };
 const CHANGES = ["sealed", "small_batch", "state", "step", "alert", "published", "held", "approve", "discard", "discarded", "retry", "failed", "completed"];
-const POLL_MILLISECONDS = 3000; // where no stream announces a change
+const POLL_SECONDS = 3; // where no stream announces a change
 
 const power = (exponent) => "10" + [...String(exponent)].map((digit) => SUPERSCRIPT[digit]).join("");
 
@@ -111,7 +111,7 @@ async function refresh() {
     } while (fetchAgain);
   } catch { // the last event of a batch is not repeated, so an old button would stay if nobody asked again
     clearTimeout(retry);
-    retry = setTimeout(refresh, POLL_MILLISECONDS);
+    retry = setTimeout(refresh, 1000 * POLL_SECONDS);
   }
   finally { fetching = false; }
 }
@@ -121,12 +121,25 @@ function replaceParts(page) {
     const newer = page.querySelector(`[data-fresh="${part.dataset.fresh}"]`);
     if (newer === null || newer.outerHTML === part.outerHTML) continue;
     const focused = part.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    for (const name of part.getAttributeNames()) if (!newer.hasAttribute(name)) part.removeAttribute(name);
     for (const { name, value } of newer.attributes) part.setAttribute(name, value);
     part.replaceChildren(...[...newer.childNodes].map((node) => document.importNode(node, true)));
     if (focused !== null) [...part.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus();
   }
   const solver = document.querySelector("[data-solver]"), newer = page.querySelector("[data-solver]");
   if (solver && newer && !newer.hidden) solver.hidden = false;
+  addStartedBatches(page);
+}
+
+// Adds the charts of batches that started after this page was loaded, in place of those that have ended.
+function addStartedBatches(page) {
+  for (const newer of page.querySelectorAll("[data-batches] [data-live]")) {
+    if (document.querySelector(`[data-live="${newer.dataset.live}"]`)) continue;
+    document.querySelectorAll("[data-batches] [data-ended]").forEach((old) => old.closest("section").remove());
+    const card = document.importNode(newer.closest("section"), true);
+    document.querySelector("[data-batches]").append(card);
+    startFigure(card.querySelector("[data-live]"));
+  }
 }
 
 function followBatch(figureElement, steps) {
@@ -152,6 +165,7 @@ function followBatch(figureElement, steps) {
   for (const [ending, name] of Object.entries(ENDINGS)) {
     source.addEventListener(ending, () => {
       if (ending !== "held") source.close(); // a batch on hold continues when someone decides
+      figureElement.dataset.ended = "";
       const link = document.createElement("a");
       link.href = figureElement.dataset.live;
       link.textContent = "View the result";
@@ -163,13 +177,20 @@ function followBatch(figureElement, steps) {
   addEventListener("pagehide", () => source.close());
 }
 
-for (const figureElement of document.querySelectorAll("[data-live]")) {
+function startFigure(figureElement) {
   const steps = [...figureElement.querySelectorAll("[data-step]")].map((row) => JSON.parse(row.dataset.step));
   if (steps.length) showSteps(figureElement, steps);
   if (figureElement.dataset.events) followBatch(figureElement, steps);
+  addEventListener("resize", () => { if (steps.length) drawChart(figureElement.querySelector("[data-plot]"), steps); });
 }
+
+document.querySelectorAll("[data-live]").forEach(startFigure);
 // A page from the browser's cache, or one in a tab that was in the background, may be old.
 addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
-if (document.querySelector("[data-poll], [data-state=failed]"))
-  setInterval(() => { if (!document.hidden) refresh(); }, POLL_MILLISECONDS);
+function poll() { // until nothing on the page can change any more
+  const polled = document.querySelector("[data-poll], [data-state=failed]");
+  if (polled === null) return;
+  setTimeout(() => { if (!document.hidden) refresh(); poll(); }, 1000 * (polled.dataset.poll ?? POLL_SECONDS));
+}
+poll();
