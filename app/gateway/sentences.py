@@ -4,6 +4,7 @@ The API, the `lethe` command and the dashboard show these sentences. They are de
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from app.db.states import BatchState, HeldReason, TaskState
 
@@ -95,3 +96,37 @@ def join_sentences(name: str, meaning: str) -> str:
     'Queued. This batch is waiting for a free worker.'
     """
     return f"{name}. {meaning}"
+
+
+def describe_missing_evidence(deleted_at: datetime) -> str:
+    """Return why a check of the evidence was not run.
+
+    >>> describe_missing_evidence(datetime(2026, 11, 18))
+    'the evidence was deleted on 2026-11-18, as the policy of the model says (evidence_days)'
+    """
+    return (
+        f"the evidence was deleted on {deleted_at:%Y-%m-%d}, as the policy of the model says (evidence_days)"
+    )
+
+
+def describe_deleted_evidence(deleted_at: datetime) -> str:
+    """Return the answer to someone who asks for evidence that was deleted.
+
+    >>> describe_deleted_evidence(datetime(2026, 11, 18)).split(". ")[1]
+    'The certificate itself is kept and still verifies.'
+    """
+    missing = describe_missing_evidence(deleted_at)
+    return f"{missing[:1].upper()}{missing[1:]}. The certificate itself is kept and still verifies."
+
+
+def describe_deleted_report(name: str, deleted_at: datetime, *, start_again: bool = True) -> str:
+    """Return the answer to someone who asks for a report whose figures were deleted.
+
+    >>> describe_deleted_report("audit", datetime(2026, 11, 18), start_again=False)
+    'The figures of this audit were deleted on 2026-11-18, as the policy of the model says (report_days).'
+    """
+    sentence = (
+        f"The figures of this {name} were deleted on {deleted_at:%Y-%m-%d}, as the policy of the model says "
+        "(report_days)."
+    )
+    return f"{sentence} Start a new one if you need figures." if start_again else sentence
