@@ -34,10 +34,10 @@ def test_a_write_that_fails_leaves_the_file_and_no_draft(
     rollback_guard.write(file, "before")
 
     def full(*_: object) -> None:
-        raise OSError
+        raise OSError("full")
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match=""):
+    with pytest.raises(OSError, match="full"):
         rollback_guard.write(file, "after")
     assert file.read_text() == "before"
     assert [each.name for each in tmp_path.iterdir()] == ["head"]
