@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from fastapi.testclient import TestClient
@@ -226,11 +227,15 @@ def test_every_model_is_looked_at_once_an_hour(
     api = Api(gateway, admin)
     for name in ("a", "b", "c"):
         api.call("POST", "", 201, json={"name": name, "manifest": MANIFEST})
-    seconds, looked_at = [0.0], []
+    seconds = [0.0]
+    looked_at: list[UUID] = []
     sweep = retention.RetentionSweep(services.database, lambda: seconds[0])
-    monkeypatch.setattr(
-        sweep, "_delete_expired", lambda model_id, _: looked_at.append(model_id) or len(looked_at[:0])
-    )
+
+    def note(model_id: UUID, _: object) -> int:
+        looked_at.append(model_id)
+        return 0
+
+    monkeypatch.setattr(sweep, "_delete_expired", note)
     for moment in (0.0, 0.2, 0.4, 3599.0):
         seconds[0] = moment
         sweep.step(now())
