@@ -6,7 +6,7 @@ The API, the `lethe` command and the dashboard show these sentences. They are de
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from app.db.states import BatchState, HeldReason, TaskState
+from app.db.states import BatchState, Decision, HeldReason, TaskState
 
 States = Mapping[str, tuple[str, str]]  # state → (its name, what it means for the reader)
 
@@ -55,6 +55,12 @@ HELD: Mapping[str, str] = {
     HeldReason.UNPUBLISHED: "A new version was drawn but could not be published. Noise is never drawn twice "
     "for the same release, so publish this version as it is, or discard it.",
 }
+# A draw that someone has decided about, until a worker has carried the decision out.
+DECIDED: Mapping[str, str] = {
+    Decision.APPROVE: "Someone decided to publish the new version as it is. A worker will do so next.",
+    Decision.DISCARD: "Someone decided to discard the new version. A worker will destroy it next. The "
+    "requests stay open until someone tries the batch again.",
+}
 ERASURE_ON_HOLD = (
     BATCH[BatchState.HELD][0],
     "A batch with this request is on hold. The request stays open until the model's team decides how the "
@@ -76,9 +82,15 @@ def describe_erasure(state: TaskState, tasks: Sequence[TaskState], *, on_hold: b
 
 
 def describe_batch(
-    state: BatchState, held_reason: HeldReason | None, *, adds_rows: bool = False
+    state: BatchState,
+    held_reason: HeldReason | None,
+    *,
+    adds_rows: bool = False,
+    decision: Decision | None = None,
 ) -> tuple[str, str]:
     """Return the name of a batch's state and what it means. For a batch on hold, this says why.
+
+    `decision` is what someone decided about its draw and a worker has not carried out yet.
 
     >>> describe_batch(BatchState.QUEUED, None)
     ('Queued', 'This batch is waiting for a free worker.')
@@ -86,6 +98,8 @@ def describe_batch(
     name, meaning = BATCH[state]
     if state == BatchState.HELD and held_reason is not None:
         return name, HELD[held_reason]
+    if decision is not None and state in (BatchState.SEALED, BatchState.QUEUED, BatchState.RUNNING):
+        return name, DECIDED[decision]
     return name, APPEND.get(state, meaning) if adds_rows else meaning
 
 

@@ -178,24 +178,27 @@ def put_into_every_state(states: States) -> None:
     """Create one request, with a model and a batch of its own, for each name in the table of sentences."""
     started = ("sealed", "queued", "solving", "drawing", "gated", "over_budget", "cancelled", "failed")
     published = ("discarded", "purging", "completed", "late", "to_approve", "to_discard")
+    decided = ("approved", "discarding")
     overdue = now() - timedelta(hours=30)
-    for name in ("waiting", "to_withdraw", "overdue", *started, *published):
+    for name in ("waiting", "to_withdraw", "overdue", *started, *published, *decided):
         due = overdue if name == "overdue" else now() - timedelta(hours=1) if name == "late" else None
         model = states.model(f"m-{name.replace('_', '-')}")
         states.ask(name, model, due=due)
-        if name in (*started, *published):
+        if name in (*started, *published, *decided):
             states.seal(name, model)
     states.queue("queued")
-    for name in ("solving", "gated", "over_budget", "failed", *published):
+    for name in ("solving", "gated", "over_budget", "failed", *published, *decided):
         states.run(name, BatchStep.SOLVE)
     states.run("drawing", BatchStep.RELEASE)
-    for name in ("gated", "discarded", "to_approve", "to_discard"):
+    for name in ("gated", "discarded", "to_approve", "to_discard", *decided):
         states.draw(name)
         states.hold(name, HeldReason.QUALITY_GATE)
     states.hold("over_budget", HeldReason.BUDGET)
     states.cancel("cancelled")
     states.fail("failed")
     states.decide("discarded", Decision.DISCARD, "the score is too low")
+    states.decide("approved", Decision.APPROVE, "the score is fine")
+    states.decide("discarding", Decision.DISCARD, "the score is too low")
     with states.at("discarded") as (session, batch, _):
         transitions.discarded(session, batch, now())
     states.publish("purging")

@@ -154,6 +154,8 @@ BATCHES = {
     ),
     "cancelled": BatchSaid("held", f"{ON_HOLD}. Someone cancelled this batch.", ("retry",)),
     "failed": BatchSaid("failed", ENDED_WITHOUT, ("retry",)),
+    "approved": BatchSaid("sealed", "Sealed. Someone decided to publish the new version as it is."),
+    "discarding": BatchSaid("sealed", "Sealed. Someone decided to discard the new version."),
     "discarded": BatchSaid("failed", ENDED_WITHOUT, ("retry",)),
     "purging": BatchSaid("purging", "Cleaning up. The new version is published.", (), WAITS_FOR_WORKER),
     "completed": BatchSaid(
