@@ -61,6 +61,10 @@ DECIDED: Mapping[str, str] = {
     Decision.DISCARD: "Someone decided to discard the new version. A worker will destroy it next. The "
     "requests stay open until someone tries the batch again.",
 }
+DELAYED = (
+    "A fault of the infrastructure delays this batch. It is retried by itself until it succeeds. The error "
+    "says what may need a repair."
+)
 ERASURE_ON_HOLD = (
     BATCH[BatchState.HELD][0],
     "A batch with this request is on hold. The request stays open until the model's team decides how the "
@@ -87,10 +91,12 @@ def describe_batch(
     *,
     adds_rows: bool = False,
     decision: Decision | None = None,
+    delayed: bool = False,
 ) -> tuple[str, str]:
     """Return the name of a batch's state and what it means. For a batch on hold, this says why.
 
-    `decision` is what someone decided about its draw and a worker has not carried out yet.
+    `decision` is what someone decided about its draw and a worker has not carried out yet. `delayed` means
+    that faults of the infrastructure have ended its latest attempts.
 
     >>> describe_batch(BatchState.QUEUED, None)
     ('Queued', 'This batch is waiting for a free worker.')
@@ -100,6 +106,8 @@ def describe_batch(
         return name, HELD[held_reason]
     if decision is not None and state in (BatchState.SEALED, BatchState.QUEUED, BatchState.RUNNING):
         return name, DECIDED[decision]
+    if delayed and state in (BatchState.SEALED, BatchState.QUEUED):
+        return name, DELAYED
     return name, APPEND.get(state, meaning) if adds_rows else meaning
 
 

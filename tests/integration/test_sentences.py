@@ -148,6 +148,12 @@ BATCHES = {
         "running", "Running. A worker is removing the data from the model.", ("cancel",), WAITS_FOR_WORKER
     ),
     "drawing": BatchSaid("running", "Running. A worker is removing the data from the model."),
+    "delayed": BatchSaid(
+        "sealed",
+        "Sealed. A fault of the infrastructure delays this batch. It is retried by itself",
+        ("cancel",),
+        (),
+    ),
     "gated": BatchSaid("held", f"{ON_HOLD}. The new version scores lower", ("approve", "discard")),
     "over_budget": BatchSaid(
         "held", f"{ON_HOLD}. The model's lifetime privacy budget is used up", ("retry",)

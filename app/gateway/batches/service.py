@@ -306,6 +306,7 @@ def _view_of(
                 held_reason,
                 adds_rows=adds_rows,
                 decision=None if decision is None else Decision(decision),
+                delayed=job.faulty_since is not None,
             )
         ),
         decisions=possible_decisions(batch, has_draw=has_draw),

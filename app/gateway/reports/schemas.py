@@ -251,7 +251,8 @@ class ReportView(BaseModel):
     created_at: datetime
     completed_at: datetime | None = Field(description="When the measurement ended. Null until then.")
     deleted_at: datetime | None = Field(
-        description="When the figures were deleted, because the policy keeps them no longer (`report_days`)."
+        None,
+        description="When the figures were deleted, because the policy keeps them no longer (`report_days`).",
     )
 
 
