@@ -2,8 +2,11 @@
 #   docker build --target gateway -t lethe-gateway .
 #   docker build --target worker  -t lethe-worker  .
 
+# The base image of all stages. Pin it by digest with --build-arg (see "Base images" in docs/operating.md).
+ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
+
 # PYTHONSAFEPATH: the health checks run `python -c` in the data folder and must not import what lies there.
-FROM python:3.11.14-slim-bookworm AS base
+FROM ${PYTHON_IMAGE} AS base
 ENV PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     PYTHONSAFEPATH=1 \
@@ -28,7 +31,7 @@ FROM base AS runtime
 # The user id is fixed so that key files and volumes can be owned by it.
 RUN groupadd --gid 10001 lethe \
     && useradd --uid 10001 --gid lethe --home-dir /var/lib/lethe --shell /usr/sbin/nologin lethe \
-    && install -d -o lethe -g lethe -m 0700 /var/lib/lethe /var/lib/lethe/storage
+    && install -d -o lethe -g lethe -m 0700 /var/lib/lethe /var/lib/lethe/storage /var/lib/lethe-log
 ENV LETHE_DATA_DIR=/var/lib/lethe
 WORKDIR /var/lib/lethe
 USER 10001:10001

@@ -99,6 +99,8 @@ def _measure(folder: Path, url: str, rounds: int, seconds: float) -> dict[str, A
             create_keys=True,
             port=port,
             log_level="warning",
+            requests_per_minute_per_key=0,
+            requests_per_minute_per_tenant=0,
         )
         return _measure_at(settings, rounds, seconds)
 

@@ -22,7 +22,8 @@ import yaml
 from tests import lint_kubernetes
 
 ROOT = Path(__file__).resolve().parent.parent
-EXACT_TAG = re.compile(r"^[a-z0-9./-]+:\d+\.\d+[\w.-]*$")
+EXACT_TAG = re.compile(r"^[a-z0-9./-]+:\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?$")
+DEFAULT = re.compile(r"^\$\{\w+:-([^}]*)\}$")
 VARIABLE = re.compile(r"(?<!\$)\$(?:\{([^}]*)\}|(\w+))")
 IMPORT = re.compile(r"\bfrom ((?:app|worker|lethe)\b[\w.]*) import (\w+)")
 
@@ -60,8 +61,12 @@ def inherited_instructions(instructions: list[Instruction], stage: str) -> list[
 def check_dockerfile(instructions: list[Instruction], targets: set[str]) -> Iterator[str]:
     """Yield the faults: images must be pinned, and every target needs a user and a health check."""
     stages = {part.stage for part in instructions}
+    arguments = dict(
+        part.rest.split("=", 1) for part in instructions if part.word == "ARG" and not part.stage
+    )
     for part in instructions:
         image = part.rest.split()[0] if part.word == "FROM" else ""
+        image = arguments.get(image.removeprefix("${").removesuffix("}"), image)
         if image and image not in stages and not EXACT_TAG.match(image):
             yield f"Dockerfile: {image} is not pinned to an exact version"
     for target in sorted(targets & stages):
@@ -80,7 +85,7 @@ def check_compose(compose: dict[str, Any], instructions: list[Instruction]) -> I
         target = service.get("build", {}).get("target")
         if target and target not in {part.stage for part in instructions}:
             yield f"{where}: the Dockerfile has no stage {target}"
-        if not target and not EXACT_TAG.match(service.get("image", "")):
+        if not target and not EXACT_TAG.match(default_of(service.get("image", ""))):
             yield f"{where}: the image is not pinned to an exact version"
         for other, dependency in service.get("depends_on", {}).items():
             if other not in services:
@@ -96,6 +101,12 @@ def check_compose(compose: dict[str, Any], instructions: list[Instruction]) -> I
                     yield f"{where}: {source} is not declared under {kind}"
 
 
+def default_of(text: str) -> str:
+    """Return the default of a text that is one variable with a default, or else the text itself."""
+    match = DEFAULT.match(text)
+    return text if match is None else match[1]
+
+
 def _check_dependency(
     where: str, service: dict[str, Any], condition: str, instructions: list[Instruction]
 ) -> Iterator[str]:
@@ -109,10 +120,13 @@ def _check_dependency(
 
 
 def check_variables(compose_text: str) -> Iterator[str]:
-    """Yield variables that may be unset. The start must fail then, not continue with an empty password."""
+    """Yield variables that may be unset. The start must fail then, not continue with an empty password.
+
+    Only an image may have a default.
+    """
     text = "\n".join(line for line in compose_text.splitlines() if not line.lstrip().startswith("#"))
     for match in VARIABLE.finditer(text):
-        if ":?" not in (match[1] or ""):
+        if ":?" not in (match[1] or "") and not EXACT_TAG.match(default_of(match[0])):
             yield f"docker-compose.yml: {match[0]} needs :? so that the start stops when it is not set"
 
 

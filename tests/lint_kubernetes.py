@@ -116,10 +116,14 @@ def check_overlay(overlay: Path, base: list[Document]) -> Iterator[str]:
     for name in [*names, *(item["name"] for item in kustomization.get("replicas", []))]:
         if name not in workloads:
             yield f"{overlay.name}: the base has no workload {name}"
+    for change in patched:
+        name = change["metadata"]["name"] if isinstance(change, dict) else ""
+        if name in workloads and change["kind"] != workloads[name]["kind"]:
+            yield f"{overlay.name}: {name} is a {workloads[name]['kind']}, not a {change['kind']}"
     for item in kustomization.get("images", []):
         if item["name"] not in images:
             yield f"{overlay.name}: the base has no image {item['name']}"
-        if item.get("newTag", "latest") == "latest":
+        if item.get("newTag", "latest") == "latest" and "digest" not in item:
             yield f"{overlay.name}: image {item['name']} is not pinned to an exact version"
 
 
@@ -166,7 +170,7 @@ def check_workload(document: Document, settings: dict[str, str]) -> Iterator[str
     for container in pod["containers"]:
         yield from check_container(where, container, is_server=document["kind"] != "Job")
         yield from check_variables(where, container, settings)
-        yield from check_mounts(where, container, pod)
+        yield from check_mounts(where, container, pod, claims_of(document))
     drain, grace = float(settings["LETHE_DRAIN_SECONDS"]), pod.get("terminationGracePeriodSeconds", 30)
     needed = drain if "worker" in where else float(settings["LETHE_LINGER_SECONDS"]) + 10
     if grace <= needed:
@@ -176,8 +180,8 @@ def check_workload(document: Document, settings: dict[str, str]) -> Iterator[str
 def check_container(where: str, container: Document, *, is_server: bool) -> Iterator[str]:
     """Yield what a container lacks: a pinned image, restricted rights, resources and probes."""
     context, resources = container.get("securityContext", {}), container.get("resources", {})
-    _, separator, tag = container["image"].rpartition(":")
-    if not separator or not tag[:1].isdigit():
+    name, separator, tag = container["image"].rpartition(":")
+    if not separator or not (tag[:1].isdigit() or name.endswith("@sha256")):
         yield f"{where}: {container['image']} is not pinned to an exact version"
     if context.get("readOnlyRootFilesystem") is not True:
         yield f"{where}: its root filesystem can be written"
@@ -206,12 +210,12 @@ def check_variables(where: str, container: Document, settings: dict[str, str]) -
             yield f"{where}: secret {secret['name']} has no key {secret['key']}"
 
 
-def check_mounts(where: str, container: Document, pod: Document) -> Iterator[str]:
+def check_mounts(where: str, container: Document, pod: Document, claims: set[str]) -> Iterator[str]:
     """Yield secrets mounted where they do not belong, and settings that name a file no secret provides."""
     volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
     mounts = {mount["mountPath"]: mount["name"] for mount in container.get("volumeMounts", [])}
     for name in mounts.values():
-        if name not in volumes:
+        if name not in volumes.keys() | claims:
             yield f"{where}: there is no volume {name}"
     for name, volume in volumes.items():
         secret = volume.get("secret", {}).get("secretName")
@@ -219,11 +223,16 @@ def check_mounts(where: str, container: Document, pod: Document) -> Iterator[str
             yield f"{where}: volume {name} mounts the unknown secret {secret}"
         if secret == "lethe-signing-key" and "worker" not in where:
             yield f"{where}: only the worker may have the signing key"
+    keeps_log_head = False
     for item in container.get("env", []):
         folder, _, file = item.get("value", "").rpartition("/")
         secret = volumes.get(mounts.get(folder, ""), {}).get("secret", {}).get("secretName")
-        if item["name"].endswith("_FILE") and file not in SECRETS.get(secret, ()):
+        if item["name"] == "LETHE_LOG_SEEN_FILE":
+            keeps_log_head = mounts.get(folder) in claims
+        elif item["name"].endswith("_FILE") and file not in SECRETS.get(secret, ()):
             yield f"{where}: {item['name']} names a file that no volume provides"
+    if "worker" in where and not keeps_log_head:
+        yield f"{where}: keeps no tree head on a volume that outlives its pod"
 
 
 def check_selectors(documents: list[Document]) -> Iterator[str]:
@@ -232,7 +241,7 @@ def check_selectors(documents: list[Document]) -> Iterator[str]:
     deployments = {d["metadata"]["name"] for d in documents if d["kind"] == "Deployment"}
     for document in documents:
         kind, spec = document["kind"], document.get("spec", {})
-        if kind in ("Deployment", "Service", "PodDisruptionBudget"):
+        if kind in ("Deployment", "StatefulSet", "Service", "PodDisruptionBudget"):
             labels = spec.get("selector", {}).get("matchLabels", spec.get("selector", {}))
             if not labels or not any(labels.items() <= pod.items() for pod in pods):
                 yield f"{name_of(document)}: selects no pod"
@@ -249,6 +258,11 @@ def pod_of(document: Document) -> Document:
     """Return the pod specification of a workload."""
     spec: Document = document["spec"]["template"]["spec"]
     return spec
+
+
+def claims_of(document: Document) -> set[str]:
+    """Return the names of the volumes that each pod of a stateful set keeps."""
+    return {claim["metadata"]["name"] for claim in document["spec"].get("volumeClaimTemplates", [])}
 
 
 def name_of(document: Document) -> str:

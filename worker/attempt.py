@@ -30,7 +30,7 @@ from app.db.tables import Job
 from app.services import Services
 from worker import fork_server
 from worker.distributed.rendezvous import process_group
-from worker.errors import WorkerProblem, cause_of
+from worker.errors import WorkerProblem, cause_of, what_to_repair
 from worker.fork_server import PREPARE
 
 log = logging.get_logger("attempt")
@@ -175,13 +175,16 @@ def describe(problem: Exception) -> str:
     """Describe an exception for storage and display.
 
     Only our own messages are quoted. Those of other libraries may contain data, so for them the description
-    is the exception's type and the function that raised it.
+    is the exception's type and the function that raised it. A fault of the infrastructure also says what has
+    to be repaired.
     """
     if isinstance(problem, KeyProblem | WorkerProblem | rollback_guard.LogOlder):
         return str(problem)
     frames = traceback.extract_tb(problem.__traceback__)
     last = frames[-1] if frames else None
-    return f"{type(problem).__name__} in {last.name}" if last else type(problem).__name__
+    place = f"{type(problem).__name__} in {last.name}" if last else type(problem).__name__
+    repair = what_to_repair(problem)
+    return place if repair is None else f"{repair} ({place})"
 
 
 def prepare(model_id: UUID) -> None:

@@ -83,6 +83,28 @@ def cause_of(problem: BaseException) -> FailureCause:
     return causes[0]
 
 
+_DENIED = (errno.EACCES, errno.EPERM)
+_WHAT_TO_REPAIR = {
+    FailureCause.STORAGE: "the storage does not answer, or refuses what the worker asks of it",
+    FailureCause.DATABASE: "the database does not answer",
+    FailureCause.QUEUE: "Redis does not answer",
+    FailureCause.DISK_FULL: "a disk is full; make room for the storage and the data folder",
+}
+
+
+def what_to_repair(problem: BaseException) -> str | None:
+    """Return which part of the infrastructure somebody has to look at, or None if nobody has to.
+
+    A lasting refusal, such as a folder of another user, is retried like an outage, so the words must say it.
+    """
+    if any(isinstance(link, OSError) and link.errno in _DENIED for link in _chain(problem)):
+        return (
+            "permission denied; give the user that the worker runs as access to the files in the storage and "
+            "in the data folder"
+        )
+    return _WHAT_TO_REPAIR.get(cause_of(problem))
+
+
 def _chain(problem: BaseException) -> Iterator[BaseException]:
     """Yield the exception and those that led to it. Python keeps the chain free of cycles."""
     link: BaseException | None = problem

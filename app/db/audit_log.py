@@ -59,6 +59,8 @@ class Action(StrEnum):
     ADVICE_STARTED = "advice.started"
     AUDIT_STARTED = "audit.started"
     EVIDENCE_DOWNLOADED = "evidence.downloaded"
+    EVIDENCE_DELETED = "evidence.deleted"
+    REPORTS_DELETED = "reports.deleted"
     WEBHOOK_CREATED = "webhook.created"
     WEBHOOK_CHANGED = "webhook.changed"
     WEBHOOK_DELETED = "webhook.deleted"

@@ -6,12 +6,12 @@ which can be trusted. So workers keep the newest tree head they have seen in a f
 refuse to work on a log that does not contain it.
 """
 
-import os
 from pathlib import Path
 
 from sqlalchemy.orm import Session
 
 from app.core import logging
+from app.core.clock import new_id
 from app.core.settings import Settings
 from app.db import log_store
 from app.db.session import Database
@@ -66,11 +66,17 @@ def remember(database: Database, settings: Settings) -> None:
 
 
 def write(path: Path, tree_head: str) -> None:
-    """Replace the file with this signed tree head, atomically."""
+    """Replace the file with this signed tree head, atomically.
+
+    Drafts have random names: workers in several containers may share the file and have the same process id.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.new")
-    draft.write_text(tree_head)
-    draft.replace(path)
+    draft = path.with_name(f"{path.name}.{new_id().hex}.new")
+    try:
+        draft.write_text(tree_head)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def read(tree_head: str) -> TreeHead:

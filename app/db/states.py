@@ -78,6 +78,7 @@ class ReportState(StrEnum):
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
+    DELETED = "deleted"
 
 
 class PartRole(StrEnum):

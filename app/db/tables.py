@@ -307,6 +307,8 @@ class Report(Base):
     error: Mapped[str | None] = mapped_column(String(1000))
     created_at: Mapped[datetime] = mapped_column(default=now)
     completed_at: Mapped[datetime | None]
+    deleted_at: Mapped[datetime | None]
+    """When its figures were deleted, because the policy of the model keeps them no longer."""
 
 
 class Erasure(Base):
@@ -442,6 +444,8 @@ class Certificate(Base):
     envelope: Mapped[bytes] = mapped_column(LargeBinary())
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     evidence: Mapped[bytes] = mapped_column(LargeBinary())
+    """Empty once it is deleted. `app.db.retention.read_evidence` reads it."""
+    evidence_deleted_at: Mapped[datetime | None]
     model_signature: Mapped[bytes | None] = mapped_column(LargeBinary())
     log_index: Mapped[int] = mapped_column(BigInteger(), unique=True)
     created_at: Mapped[datetime] = mapped_column(default=now)

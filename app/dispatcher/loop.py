@@ -28,6 +28,7 @@ from app.db.session import insert_if_absent
 from app.db.tables import IdempotencyKey, Lease, Task, WorkerSeen
 from app.dispatcher import callbacks, liveness, orphan_sweep, outbox, sealing, webhook_delivery
 from app.dispatcher.expiry_clock import ExpiryClock, database_time
+from app.dispatcher.retention import RetentionSweep
 from app.services import Services
 from app.startup import refuse
 
@@ -58,6 +59,7 @@ class Dispatcher:
         self._expiry_clock = ExpiryClock(services.database, clock, steady, database_clock)
         self._heartbeats = liveness.HeartbeatMonitor(steady)
         self._steady, self._next_sweep = steady, steady() + SWEEP_SECONDS
+        self._retention = RetentionSweep(services.database, steady)
 
     def round(self) -> bool:
         """Do everything that is due. Return False if another dispatcher holds the lease."""
@@ -107,12 +109,13 @@ class Dispatcher:
             log.info("deleted orphaned files", files=deleted)
 
     def forget_expired(self) -> None:
-        """Delete expired idempotency keys, workers not seen for a day, and the salts of expired receipts."""
+        """Delete what has expired: idempotency keys, workers, salts of receipts, evidence and reports."""
         moment = self._expiry_clock.read()
         with self.services.database.writing() as session:
             session.execute(delete(IdempotencyKey).where(IdempotencyKey.expires_at < moment))
             session.execute(delete(WorkerSeen).where(WorkerSeen.seen_at < self._now() - WORKER_FORGOTTEN))
         self._destroy_expired_salts(moment)
+        self._retention.step(moment)
 
     def _destroy_expired_salts(self, moment: datetime) -> None:
         expired = select(Task.id).where(Task.receipts_until < moment)

@@ -4,8 +4,9 @@ The API, the `lethe` command and the dashboard show these sentences. They are de
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
-from app.db.states import BatchState, HeldReason, TaskState
+from app.db.states import BatchState, Decision, HeldReason, TaskState
 
 States = Mapping[str, tuple[str, str]]  # state → (its name, what it means for the reader)
 
@@ -54,6 +55,16 @@ HELD: Mapping[str, str] = {
     HeldReason.UNPUBLISHED: "A new version was drawn but could not be published. Noise is never drawn twice "
     "for the same release, so publish this version as it is, or discard it.",
 }
+# A draw that someone has decided about, until a worker has carried the decision out.
+DECIDED: Mapping[str, str] = {
+    Decision.APPROVE: "Someone decided to publish the new version as it is. A worker will do so next.",
+    Decision.DISCARD: "Someone decided to discard the new version. A worker will destroy it next. The "
+    "requests stay open until someone tries the batch again.",
+}
+DELAYED = (
+    "A fault of the infrastructure delays this batch. It is retried by itself until it succeeds. The error "
+    "says what may need a repair."
+)
 ERASURE_ON_HOLD = (
     BATCH[BatchState.HELD][0],
     "A batch with this request is on hold. The request stays open until the model's team decides how the "
@@ -75,9 +86,17 @@ def describe_erasure(state: TaskState, tasks: Sequence[TaskState], *, on_hold: b
 
 
 def describe_batch(
-    state: BatchState, held_reason: HeldReason | None, *, adds_rows: bool = False
+    state: BatchState,
+    held_reason: HeldReason | None,
+    *,
+    adds_rows: bool = False,
+    decision: Decision | None = None,
+    delayed: bool = False,
 ) -> tuple[str, str]:
     """Return the name of a batch's state and what it means. For a batch on hold, this says why.
+
+    `decision` is what someone decided about its draw and a worker has not carried out yet. `delayed` means
+    that faults of the infrastructure have ended its latest attempts.
 
     >>> describe_batch(BatchState.QUEUED, None)
     ('Queued', 'This batch is waiting for a free worker.')
@@ -85,6 +104,10 @@ def describe_batch(
     name, meaning = BATCH[state]
     if state == BatchState.HELD and held_reason is not None:
         return name, HELD[held_reason]
+    if decision is not None and state in (BatchState.SEALED, BatchState.QUEUED, BatchState.RUNNING):
+        return name, DECIDED[decision]
+    if delayed and state in (BatchState.SEALED, BatchState.QUEUED):
+        return name, DELAYED
     return name, APPEND.get(state, meaning) if adds_rows else meaning
 
 
@@ -95,3 +118,37 @@ def join_sentences(name: str, meaning: str) -> str:
     'Queued. This batch is waiting for a free worker.'
     """
     return f"{name}. {meaning}"
+
+
+def describe_missing_evidence(deleted_at: datetime) -> str:
+    """Return why a check of the evidence was not run.
+
+    >>> describe_missing_evidence(datetime(2026, 11, 18))
+    'the evidence was deleted on 2026-11-18, as the policy of the model says (evidence_days)'
+    """
+    return (
+        f"the evidence was deleted on {deleted_at:%Y-%m-%d}, as the policy of the model says (evidence_days)"
+    )
+
+
+def describe_deleted_evidence(deleted_at: datetime) -> str:
+    """Return the answer to someone who asks for evidence that was deleted.
+
+    >>> describe_deleted_evidence(datetime(2026, 11, 18)).split(". ")[1]
+    'The certificate itself is kept and still verifies.'
+    """
+    missing = describe_missing_evidence(deleted_at)
+    return f"{missing[:1].upper()}{missing[1:]}. The certificate itself is kept and still verifies."
+
+
+def describe_deleted_report(name: str, deleted_at: datetime, *, start_again: bool = True) -> str:
+    """Return the answer to someone who asks for a report whose figures were deleted.
+
+    >>> describe_deleted_report("audit", datetime(2026, 11, 18), start_again=False)
+    'The figures of this audit were deleted on 2026-11-18, as the policy of the model says (report_days).'
+    """
+    sentence = (
+        f"The figures of this {name} were deleted on {deleted_at:%Y-%m-%d}, as the policy of the model says "
+        "(report_days)."
+    )
+    return f"{sentence} Start a new one if you need figures." if start_again else sentence

@@ -148,6 +148,20 @@ class Policy(BaseModel):
         le=3653,
         description="How many days after completion receipts can be fetched. Then their salts are destroyed.",
     )
+    evidence_days: int = Field(
+        730,
+        ge=1,
+        le=3653,
+        description="How many days the evidence of a certificate, which holds exact figures, is kept. The "
+        "certificate outlives it and keeps verifying. A change applies to earlier certificates too.",
+    )
+    report_days: int = Field(
+        365,
+        ge=1,
+        le=3653,
+        description="How many days the figures of evaluations, audits, membership tests and advice are kept. "
+        "A change applies to earlier reports too.",
+    )
     time_limit_seconds: Positive = Field(
         3600.0, le=7 * 86400, description="The longest time that one attempt may take to solve."
     )

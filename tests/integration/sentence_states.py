@@ -152,12 +152,12 @@ class States:
             transitions.complete_batch(session, batch, now())
             transitions.finish_job(session, job.id, job.token, now())
 
-    def fail(self, name: str) -> None:
+    def fail(self, name: str, cause: FailureCause = FailureCause.UNEXPECTED) -> None:
         with self.at(name) as (session, _, job):
             transitions.attempt_failed(
                 session,
                 job,
-                cause=FailureCause.UNEXPECTED,
+                cause=cause,
                 error="a reason",
                 now=now(),
                 max_attempts=1,
@@ -178,24 +178,28 @@ def put_into_every_state(states: States) -> None:
     """Create one request, with a model and a batch of its own, for each name in the table of sentences."""
     started = ("sealed", "queued", "solving", "drawing", "gated", "over_budget", "cancelled", "failed")
     published = ("discarded", "purging", "completed", "late", "to_approve", "to_discard")
+    others = ("approved", "discarding", "delayed")
     overdue = now() - timedelta(hours=30)
-    for name in ("waiting", "to_withdraw", "overdue", *started, *published):
+    for name in ("waiting", "to_withdraw", "overdue", *started, *published, *others):
         due = overdue if name == "overdue" else now() - timedelta(hours=1) if name == "late" else None
         model = states.model(f"m-{name.replace('_', '-')}")
         states.ask(name, model, due=due)
-        if name in (*started, *published):
+        if name in (*started, *published, *others):
             states.seal(name, model)
     states.queue("queued")
-    for name in ("solving", "gated", "over_budget", "failed", *published):
+    for name in ("solving", "gated", "over_budget", "failed", *published, *others):
         states.run(name, BatchStep.SOLVE)
     states.run("drawing", BatchStep.RELEASE)
-    for name in ("gated", "discarded", "to_approve", "to_discard"):
+    for name in ("gated", "discarded", "to_approve", "to_discard", "approved", "discarding"):
         states.draw(name)
         states.hold(name, HeldReason.QUALITY_GATE)
     states.hold("over_budget", HeldReason.BUDGET)
     states.cancel("cancelled")
     states.fail("failed")
+    states.fail("delayed", FailureCause.STORAGE)
     states.decide("discarded", Decision.DISCARD, "the score is too low")
+    states.decide("approved", Decision.APPROVE, "the score is fine")
+    states.decide("discarding", Decision.DISCARD, "the score is too low")
     with states.at("discarded") as (session, batch, _):
         transitions.discarded(session, batch, now())
     states.publish("purging")

@@ -148,12 +148,20 @@ BATCHES = {
         "running", "Running. A worker is removing the data from the model.", ("cancel",), WAITS_FOR_WORKER
     ),
     "drawing": BatchSaid("running", "Running. A worker is removing the data from the model."),
+    "delayed": BatchSaid(
+        "sealed",
+        "Sealed. A fault of the infrastructure delays this batch. It is retried by itself",
+        ("cancel",),
+        (),
+    ),
     "gated": BatchSaid("held", f"{ON_HOLD}. The new version scores lower", ("approve", "discard")),
     "over_budget": BatchSaid(
         "held", f"{ON_HOLD}. The model's lifetime privacy budget is used up", ("retry",)
     ),
     "cancelled": BatchSaid("held", f"{ON_HOLD}. Someone cancelled this batch.", ("retry",)),
     "failed": BatchSaid("failed", ENDED_WITHOUT, ("retry",)),
+    "approved": BatchSaid("sealed", "Sealed. Someone decided to publish the new version as it is."),
+    "discarding": BatchSaid("sealed", "Sealed. Someone decided to discard the new version."),
     "discarded": BatchSaid("failed", ENDED_WITHOUT, ("retry",)),
     "purging": BatchSaid("purging", "Cleaning up. The new version is published.", (), WAITS_FOR_WORKER),
     "completed": BatchSaid(

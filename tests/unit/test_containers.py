@@ -87,6 +87,28 @@ def test_all_services_share_one_storage_volume() -> None:
         assert f"storage:{folder}" in OURS[name]["volumes"]
 
 
+def test_the_worker_keeps_its_tree_head_on_a_volume_of_its_own() -> None:
+    volume, _, folder = OURS["worker"]["volumes"][1].partition(":")
+    assert volume in COMPOSE["volumes"]
+    assert OURS["worker"]["environment"]["LETHE_LOG_SEEN_FILE"] == f"{folder}/head"
+    assert not any(volume in mount for name in ("gateway", "dispatcher") for mount in OURS[name]["volumes"])
+    created = next(part.rest for part in INSTRUCTIONS if part.stage == "runtime" and part.word == "RUN")
+    assert folder in created.partition("install -d -o lethe")[2].split()
+
+
+def test_the_image_of_python_is_named_in_one_place_for_all_stages() -> None:
+    (default,) = [part.rest for part in INSTRUCTIONS if part.word == "ARG"]
+    assert {str(service["build"]["args"]) for service in OURS.values()} == {
+        str({"PYTHON_IMAGE": "${PYTHON_IMAGE:-" + default.removeprefix("PYTHON_IMAGE=") + "}"})
+    }
+
+
+def test_an_image_may_be_pinned_by_digest() -> None:
+    pinned = f"python:3.11.14-slim-bookworm@sha256:{'0a' * 32}"
+    dockerfile = DOCKERFILE.replace("python:3.11.14-slim-bookworm", pinned)
+    assert check_own_rules(dockerfile, COMPOSE_TEXT.replace("python:3.11.14-slim-bookworm", pinned)) == []
+
+
 def test_every_service_waits_for_the_migrations() -> None:
     for name in ("gateway", "dispatcher", "worker"):
         assert OURS[name]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
@@ -127,6 +149,7 @@ def test_a_fault_in_the_dockerfile_is_reported(before: str, after: str, fault: s
     ("before", "after", "fault"),
     [
         ("valkey/valkey:8.1.3", "valkey/valkey", "not pinned"),
+        ("${VALKEY_IMAGE:-valkey/valkey:8.1.3}", "${VALKEY_IMAGE:-}", "needs :?"),
         ("- storage:/var/lib", "- storrage:/var/lib", "storrage is not declared under volumes"),
         ("      target: worker", "      target: workers", "no stage workers"),
         ("${VALKEY_PASSWORD:?set it in .env}", "${VALKEY_PASSWORD}", "needs :?"),

@@ -61,6 +61,20 @@ def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
             "no network policy",
         ),
         ("base/kustomization.yaml", "  - worker.yaml\n", "", "worker.yaml is not listed"),
+        (
+            "base/worker.yaml",
+            "mountPath: /var/lib/lethe-log",
+            "mountPath: /log",
+            "keeps no tree head",
+        ),
+        (
+            "base/worker.yaml",
+            "        name: log-head\n",
+            "        name: log\n",
+            "no volume log-head",
+        ),
+        ("base/worker.yaml", "LETHE_LOG_SEEN_FILE", "LETHE_LOG_ORIGIN", "keeps no tree head"),
+        ("overlays/gpu/worker-patch.yaml", "kind: StatefulSet", "kind: Deployment", "is a StatefulSet"),
         ("overlays/gpu/worker-patch.yaml", "name: lethe-worker", "name: worker", "no workload worker"),
         ("overlays/production/autoscaling.yaml", "maxReplicas", "mostReplicas", "maxReplicas' is a required"),
         ("overlays/production/kustomization.yaml", "newTag: 0.1.0", "newTag: latest", "not pinned"),
@@ -81,7 +95,7 @@ def test_a_built_overlay_is_checked(tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("NOT TESTED: kubectl is not installed, so overlays are checked but not built")
     faults = changed(tmp_path, "overlays/gpu/worker-patch.yaml", "nvidia.com/gpu: 1", "nvidia.com/gpu: {}")
-    assert any(fault.startswith("gpu: Deployment lethe-worker") for fault in faults)
+    assert any(fault.startswith("gpu: StatefulSet lethe-worker") for fault in faults)
 
 
 def test_every_command_exists() -> None:
@@ -89,3 +103,9 @@ def test_every_command_exists() -> None:
     named = {container["args"][0] for d in workloads for container in pod_of(d)["containers"]}
     assert named == {"gateway", "dispatcher", "worker", "migrate"}
     assert named <= commands()
+
+
+@pytest.mark.usefixtures("unbuilt")
+def test_an_overlay_may_pin_images_by_digest(tmp_path: Path) -> None:
+    digest = f"digest: sha256:{'ab' * 32}"
+    assert changed(tmp_path, "overlays/production/kustomization.yaml", "newTag: 0.1.0", digest) == []

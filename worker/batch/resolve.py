@@ -175,8 +175,11 @@ class PartRewriter:
         Nothing was trained on such rows, so they are not part of the deletion set. A staged file that cannot
         be searched may hold anyone's rows, so it is dropped.
         """
+        storage = self.context.services.storage
         try:
-            holders = datasets.holders(self.context.services.storage, part.path, subjects)
+            if part.first_generation is None:  # nobody has inspected it yet
+                require_readable_pages(storage, part.path)
+            holders = datasets.holders(storage, part.path, subjects)
             if holders:
                 self.remove(part, holders)
         except datasets.FAULTS:
@@ -196,6 +199,7 @@ class PartRewriter:
         if copy.sha256 != part.sha256:
             raise StorageError(f"not the file that was stored: {part.path}")
         try:
+            require_readable_pages(local, copy.path)
             datasets.holders(local, copy.path, subjects)
             datasets.rewrite_without(local, copy.path, subjects, "rewritten", self.scratch)
         except datasets.FAULTS as problem:
@@ -207,6 +211,13 @@ class PartRewriter:
     def changes(self) -> PartChanges:
         """Return the changes collected so far."""
         return PartChanges(tuple(self.rewritten), tuple(self.emptied))
+
+
+def require_readable_pages(storage: Storage, path: str) -> None:
+    """Raise `DatasetError` if a page of a part must not be unpacked."""
+    names = (datasets.SUBJECT, datasets.LABEL, datasets.FEATURES, datasets.IMAGE, datasets.TEXT)
+    if problems := datasets.page_problems(storage, path, names):
+        raise datasets.DatasetError(problems[0])
 
 
 def is_untrained(part: DatasetPart) -> bool:

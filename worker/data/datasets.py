@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from app.core.storage import CHUNK, Storage, StorageError, Stored
 from lethe.identifiers import RULE
-from worker.data import identifiers
+from worker.data import identifiers, page_headers
 
 SUBJECT, LABEL, FEATURES = "subject_id", "label", "features"
 IMAGE, TEXT = "image", "text"
@@ -109,7 +109,23 @@ def schema_problems(
         _label_problem(kinds[LABEL], real_labels) if LABEL in kinds else None,
         _rows_problem(column, kinds[column], width) or oversized if column in kinds else None,
     ]
-    return missing + [problem for problem in unsuitable if problem is not None]
+    problems = missing + [problem for problem in unsuitable if problem is not None]
+    return problems or page_problems(storage, path, names)
+
+
+def page_problems(storage: Storage, path: str, columns: Collection[str]) -> list[str]:
+    """Return why the pages of these columns must not be unpacked. Call this before reading a new file."""
+    with storage.open(path) as file:
+        try:
+            largest = page_headers.largest_page(file, pq.ParquetFile(file), columns)
+        except page_headers.PageHeaderError:
+            return ["the file is damaged: the header of a page cannot be read"]
+    if largest <= page_headers.LARGEST_PAGE:
+        return []
+    return [
+        f"a page would unpack to {largest:,} bytes, but at most {page_headers.LARGEST_PAGE:,} are read; "
+        "write the file with smaller pages"
+    ]
 
 
 def _subject_problem(kind: pa.DataType) -> str | None:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from app.core.storage import Storage
+from app.db.retention import read_evidence
 from app.db.states import PartRole
 from app.db.tables import Batch, Certificate
 from app.services import Services
 from lethe.certificate import envelope, statement
 from lethe.certificate.commitment import commit_retained
-from lethe.certificate.evidence import EvidenceRecord
 from lethe.certificate.statement import AnyPredicate
 from lethe.policy import Policy
 from worker.context import CannotContinue, JobContext
@@ -91,13 +91,17 @@ def _measure(job: ReportJob) -> dict[str, Any]:
 def _lean(certificate: Certificate, replayed: Tensor, predicate: AnyPredicate) -> ParentDirection | None:
     """Return how far the version leans towards its parent.
 
-    The parent's weights are deleted, so this uses the direction that the release stored.
+    The parent's weights are deleted, so this uses the direction that the release stored in its evidence.
+    Once that is deleted too, nobody can tell.
     """
-    stored = EvidenceRecord.read(certificate.evidence, "evidence").replay
-    if stored is None:
+    evidence = read_evidence(certificate)
+    if evidence is None or evidence.replay is None:
         return None
     return recover_direction(
-        stored, certificate_id=predicate.certificate_id, replayed=replayed, sigma=predicate.noise.sigma
+        evidence.replay,
+        certificate_id=predicate.certificate_id,
+        replayed=replayed,
+        sigma=predicate.noise.sigma,
     )
 
 

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from torch import Tensor
 
+from app.db.retention import read_evidence
 from app.db.states import PartRole
 from app.services import Services
 from lethe.certificate.evidence import EvidenceRecord
@@ -34,7 +35,7 @@ def _measure(job: ReportJob) -> dict[str, Any]:
     finally:
         solution.w.zero_()
     certificate = job.certificate()
-    evidence = None if certificate is None else EvidenceRecord.read(certificate.evidence, "evidence")
+    evidence = None if certificate is None else read_evidence(certificate)
     return {
         **scores,
         "retraining": str(solution.outcome),

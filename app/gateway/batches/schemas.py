@@ -57,7 +57,8 @@ class BatchView(BaseModel):
     waiting_for: str | None = Field(description="What the batch is waiting for. Null if it is not waiting.")
     shift: dict[str, float | None] | None = Field(
         description="The class drift: KL(R‖D) and KL(D‖R) between the class mix before (D) and after (R). "
-        "Known from 20 people on, and only for keys with the scope `models:admin`."
+        "Known from 20 people on, and only for keys with the scope `models:admin`. Deleted together with the "
+        "evidence of the certificate."
     )
     progress: dict[str, Any] | None = Field(
         description="The progress of the solver: step, gradient_norm, distance and its target, products, "

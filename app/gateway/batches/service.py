@@ -248,7 +248,7 @@ def describe_batches(session: Session, batches: Sequence[Batch], caller: Caller)
     Only the model's team sees the class drift, and the row counts of small batches.
     """
     rows = session.execute(
-        select(Batch.id, Model.name, Job, Version, DrawRecord.batch_id)
+        select(Batch.id, Model.name, Job, Version, DrawRecord.batch_id, DrawRecord.decision)
         .join(Model, Model.id == Batch.model_id)
         .join(Job, Job.id == Batch.job_id)
         .outerjoin(Version, Version.batch_id == Batch.id)
@@ -260,8 +260,8 @@ def describe_batches(session: Session, batches: Sequence[Batch], caller: Caller)
     team = caller.may(Scope.MODELS_ADMIN)
     views = []
     for batch in batches:
-        _, model, job, version, draw = related[batch.id]
-        view = _view_of(batch, model, job, version, has_draw=draw is not None, team=team)
+        _, model, job, version, draw, decision = related[batch.id]
+        view = _view_of(batch, model, job, version, has_draw=draw is not None, decision=decision, team=team)
         view.decided = decided.get(batch.id)
         views.append(view)
     return views
@@ -285,7 +285,14 @@ def _latest_decisions(session: Session, batch_ids: Sequence[UUID]) -> dict[UUID,
 
 
 def _view_of(
-    batch: Batch, model: str, job: Job, version: Version | None, *, has_draw: bool, team: bool
+    batch: Batch,
+    model: str,
+    job: Job,
+    version: Version | None,
+    *,
+    has_draw: bool,
+    decision: str | None,
+    team: bool,
 ) -> BatchView:
     held_reason = HeldReason(batch.held_reason) if batch.held_reason else None
     state, adds_rows = BatchState(batch.state), batch.sealed_because == SealReason.APPEND
@@ -293,7 +300,15 @@ def _view_of(
         id=batch.id,
         model=model,
         state=state,
-        summary=join_sentences(*describe_state(state, held_reason, adds_rows=adds_rows)),
+        summary=join_sentences(
+            *describe_state(
+                state,
+                held_reason,
+                adds_rows=adds_rows,
+                decision=None if decision is None else Decision(decision),
+                delayed=job.faulty_since is not None,
+            )
+        ),
         decisions=possible_decisions(batch, has_draw=has_draw),
         decided=None,
         sealed_because=batch.sealed_because,

@@ -95,14 +95,15 @@ def verify_here(
 def get_evidence(certificate_id: UUID, caller: CanAudit, services: ServicesOf) -> Response:
     """Return the evidence: the exact figures, without noise, that the certificate commits to.
 
-    For auditors. The audit log records every download.
+    For auditors. The audit log records every download. After the policy's `evidence_days` the evidence is
+    deleted, and the answer is 410. The certificate stays.
     """
     with services.database.writing() as session:
-        certificate = service.get(session, certificate_id, caller.tenant_id)
+        evidence = service.evidence(service.get(session, certificate_id, caller.tenant_id))
         audit_log.record(
             session, caller.tenant_id, Action.EVIDENCE_DOWNLOADED, f"certificate/{certificate_id}"
         )
-    return Response(certificate.evidence, media_type="application/json")
+    return Response(evidence, media_type="application/json")
 
 
 @router.get("/keys")

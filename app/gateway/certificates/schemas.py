@@ -21,6 +21,11 @@ class CertificateView(BaseModel):
     )
     log_index: int = Field(description="The position of the certificate in the certificate log, from 0.")
     created_at: datetime
+    evidence_deleted_at: datetime | None = Field(
+        None,
+        description="When the evidence was deleted, because the policy of the model keeps it no longer. Null "
+        "while it is kept. The certificate verifies without it.",
+    )
 
 
 class InclusionProof(BaseModel):

@@ -12,7 +12,8 @@ from app.db import log_store
 from app.db.tables import Certificate, LogHead
 from app.gateway.certificates import repository
 from app.gateway.certificates.schemas import ConsistencyProof, InclusionProof
-from app.gateway.errors import InvalidRequest, NotFound
+from app.gateway.errors import Gone, InvalidRequest, NotFound
+from app.gateway.sentences import describe_deleted_evidence
 from lethe.certificate import envelope, merkle
 from lethe.certificate.keys import KeySet, PublicKey
 from lethe.certificate.pack import LoggedEnvelope, Pack, build_pack
@@ -24,6 +25,13 @@ def get(session: Session, certificate_id: UUID, tenant_id: UUID | None) -> Certi
     if certificate is None:
         raise NotFound("There is no certificate with this id.")
     return certificate
+
+
+def evidence(certificate: Certificate) -> bytes:
+    """Return the evidence of a certificate, or raise `Gone` if it was deleted."""
+    if certificate.evidence_deleted_at is not None:
+        raise Gone(describe_deleted_evidence(certificate.evidence_deleted_at))
+    return certificate.evidence
 
 
 def key_set(session: Session) -> KeySet:

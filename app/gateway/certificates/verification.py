@@ -10,6 +10,7 @@ from app.db.states import VersionState
 from app.db.tables import Certificate, Version
 from app.gateway.certificates import service
 from app.gateway.certificates.repository import certified_version
+from app.gateway.sentences import describe_missing_evidence
 from app.services import Services
 from lethe.certificate.pack import Pack
 from lethe.certificate.verify import VerificationReport, verify
@@ -27,14 +28,22 @@ class Material:
     """
 
     pack: Pack
-    evidence: bytes
+    evidence: bytes | None
+    without_evidence: str
+    """Why there is no evidence."""
     version: Version | None
 
 
 def load_material(session: Session, certificate: Certificate) -> Material:
     """Load what the checklist needs from the database."""
     pack = service.pack(session, certificate)
-    return Material(pack, certificate.evidence, certified_version(session, certificate.id))
+    deleted_at = certificate.evidence_deleted_at
+    return Material(
+        pack,
+        certificate.evidence if deleted_at is None else None,
+        "" if deleted_at is None else describe_missing_evidence(deleted_at),
+        certified_version(session, certificate.id),
+    )
 
 
 class Verifier:
@@ -48,7 +57,13 @@ class Verifier:
         """Run the checklist. The weights file is checked if it is available and not too large."""
         with self._running:
             weights, reason = _weights(self._services, material.version)
-            return verify(material.pack, weights=weights, evidence=material.evidence, without_weights=reason)
+            return verify(
+                material.pack,
+                weights=weights,
+                evidence=material.evidence,
+                without_weights=reason,
+                without_evidence=material.without_evidence,
+            )
 
 
 def _weights(services: Services, version: Version | None) -> tuple[bytes | None, str]:

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from app.core.clock import now
 from app.db.manifest import Manifest
+from app.db.retention import read_evidence
 from app.db.states import PartRole
 from app.db.tables import Certificate, Model, ModelFile
 from app.gateway.auth.caller import Caller
@@ -97,6 +98,7 @@ def show_model(request: Request, name: ModelName, caller: ModelReader, services:
             "file_kinds": _file_kinds(model),
             "row_check": _row_check(model),
             "may_audit": may_audit,
+            "evidence_was_deleted": any(evidence is None for _, evidence in releases),
         }
     return render_page(request, "model.html", **context)
 
@@ -112,39 +114,43 @@ def _batches(session: Session, model_id: UUID, caller: Caller) -> list[Any]:
     return [*batches.describe_batches(session, newest, caller)]
 
 
-def _releases(session: Session, model_id: UUID) -> list[tuple[Certificate, EvidenceRecord]]:
-    """Return the newest releases with their evidence, newest first. A discarded draw has none."""
+def _releases(session: Session, model_id: UUID) -> list[tuple[Certificate, EvidenceRecord | None]]:
+    """Return the newest releases, newest first, each with its evidence unless that was deleted.
+
+    Discarded draws are left out.
+    """
     return [
-        (certificate, EvidenceRecord.read(certificate.evidence, "evidence"))
+        (certificate, read_evidence(certificate))
         for certificate in queries.certificates_of_model(session, model_id, MAX_RELEASES)
         if certificate.mechanism != "discarded"
     ]
 
 
-def _class_counts(releases: Sequence[tuple[Certificate, EvidenceRecord]]) -> ClassCounts | None:
+def _class_counts(releases: Sequence[tuple[Certificate, EvidenceRecord | None]]) -> ClassCounts | None:
     """Return the class counts of the newest erasure whose evidence contains them."""
     for certificate, evidence in releases:
-        if evidence.shift is not None:
+        if evidence is not None and evidence.shift is not None:
             version = read_statement(certificate).predicate.version
             return ClassCounts(version, dict(evidence.shift.original), dict(evidence.shift.retained))
     return None
 
 
 def _history(
-    releases: Sequence[tuple[Certificate, EvidenceRecord]], entries: Sequence[LedgerEntry]
+    releases: Sequence[tuple[Certificate, EvidenceRecord | None]], entries: Sequence[LedgerEntry]
 ) -> list[VersionFigures]:
     """Return the figures of each version, oldest first, starting with the first release's parent."""
     spent = {entry.certificate_id: entry.running_epsilon for entry in entries}
     history: list[VersionFigures] = []
     for certificate, evidence in reversed(releases):
-        predicate, utility = read_statement(certificate).predicate, evidence.utility
+        predicate = read_statement(certificate).predicate
+        utility = None if evidence is None else evidence.utility
         if not history and utility is not None and utility.f1_before is not None:
             history.append(VersionFigures(f"v{predicate.parent.version}", utility.f1_before))
         history.append(
             VersionFigures(
                 f"v{predicate.version}",
                 None if utility is None else utility.f1_after,
-                evidence.distance,
+                None if evidence is None else evidence.distance,
                 predicate.bound.distance_target,
                 spent.get(certificate.id),
             )

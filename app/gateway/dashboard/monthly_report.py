@@ -336,6 +336,8 @@ def audits_of(session: Session, tenant_id: UUID, month: Month) -> list[Audit]:
 
 
 def _verdict(report: Report) -> str:
+    if report.deleted_at is not None:
+        return "deleted, as the policy of the model says"
     if report.error is not None or report.result is None:
         return "failed"
     return str(report.result.get("verdict", ""))

@@ -388,6 +388,8 @@ def describe_policy(policy: Any, sigma: float | None, assurance: str) -> list[st
         f"{_describe_smallest_batch(policy.smallest_batch)}",
         _describe_method(policy.method, policy.fallback),
         f"Receipts can be downloaded for {format_count(policy.receipt_days, 'day')} after completion.",
+        f"The evidence of certificates is deleted after {format_count(policy.evidence_days, 'day')}, and the "
+        f"figures of evaluations and audits after {format_count(policy.report_days, 'day')}.",
     ]
     if policy.quality_gate is not None:
         sentences.append("A version that scores lower than the quality gate allows is put on hold.")

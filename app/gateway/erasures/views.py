@@ -11,7 +11,8 @@ from app.gateway.sentences import describe_erasure, join_sentences
 _ORDER = (TaskState.RECEIVED, TaskState.BATCHED, TaskState.RUNNING, TaskState.COMPLETED, TaskState.WITHDRAWN)
 NOT_REGISTERED = (
     "This model was not registered: it has no published version, and its files were not searched. If you "
-    "register it, leave these people out of its files, or send a new request afterwards."
+    "register it, leave these people out of its files, or send a new request afterwards. Lethe does not "
+    "remember them and will not remind you."
 )
 
 

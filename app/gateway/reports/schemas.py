@@ -250,6 +250,10 @@ class ReportView(BaseModel):
     error: str | None = Field(description="Why the measurement failed. Null if it did not.")
     created_at: datetime
     completed_at: datetime | None = Field(description="When the measurement ended. Null until then.")
+    deleted_at: datetime | None = Field(
+        None,
+        description="When the figures were deleted, because the policy keeps them no longer (`report_days`).",
+    )
 
 
 class EvaluationView(ReportView):

@@ -17,7 +17,7 @@ from app.db.states import JobKind, JobState, ModelState, PartRole, ReportKind, R
 from app.db.tables import DatasetPart, Job, Model, Report, Version
 from app.gateway.certificates import service as certificates
 from app.gateway.certificates.repository import certified_version
-from app.gateway.errors import Conflict, NotFound
+from app.gateway.errors import Conflict, Gone, NotFound
 from app.gateway.models import repository
 from app.gateway.models import service as models
 from app.gateway.models.versions import current_version
@@ -31,13 +31,20 @@ from app.gateway.reports.schemas import (
     MembershipResult,
     MembershipView,
 )
+from app.gateway.sentences import describe_deleted_report
 
 _STARTED = {
     ReportKind.EVALUATION: Action.EVALUATION_STARTED,
     ReportKind.ADVICE: Action.ADVICE_STARTED,
     ReportKind.AUDIT: Action.AUDIT_STARTED,
 }
-ENDED = (ReportState.COMPLETED, ReportState.FAILED)
+_NAMES = {
+    ReportKind.EVALUATION: "evaluation",
+    ReportKind.ADVICE: "advice",
+    ReportKind.AUDIT: "audit",
+    ReportKind.MEMBERSHIP: "membership test",
+}
+ENDED = (ReportState.COMPLETED, ReportState.FAILED, ReportState.DELETED)
 
 
 def evaluations_of(model_id: UUID) -> Select[Report]:
@@ -109,6 +116,7 @@ def get_evaluation(session: Session, tenant_id: UUID, name: str, report_id: UUID
     report = session.scalar(evaluations_of(model.id).where(Report.id == report_id))
     if report is None:
         raise NotFound("The model has no evaluation with this id. Erasures delete earlier evaluations.")
+    _require_kept(report, ReportKind.EVALUATION)
     return report
 
 
@@ -118,6 +126,7 @@ def get_advice(session: Session, tenant_id: UUID, name: str, report_id: UUID) ->
     report = session.scalar(advice_on(model.id).where(Report.id == report_id))
     if report is None:
         raise NotFound("The model has no advice with this id. Erasures delete earlier advice.")
+    _require_kept(report, ReportKind.ADVICE)
     return report
 
 
@@ -127,6 +136,7 @@ def get_audit(session: Session, tenant_id: UUID, certificate_id: UUID, report_id
     report = session.scalar(audits_of(certificate.id).where(Report.id == report_id))
     if report is None:
         raise NotFound("The certificate has no audit with this id. Erasures delete earlier audits.")
+    _require_kept(report, ReportKind.AUDIT)
     return report
 
 
@@ -142,8 +152,12 @@ def get_membership(session: Session, tenant_id: UUID, certificate_id: UUID) -> M
         .where(Report.kind == ReportKind.MEMBERSHIP, Report.certificate_id == certificate.id)
     ).first()
     if row is None:
-        raise NotFound("No membership test was run for this certificate.")
+        raise NotFound(
+            "The certificate has no membership test. The policy's membership_test decides whether an erasure "
+            "runs one, and later erasures delete earlier tests."
+        )
     report, model = row
+    _require_kept(report, ReportKind.MEMBERSHIP)
     return MembershipView(
         id=report.id,
         model=model,
@@ -153,6 +167,7 @@ def get_membership(session: Session, tenant_id: UUID, certificate_id: UUID) -> M
         error=report.error,
         created_at=report.created_at,
         completed_at=report.completed_at,
+        deleted_at=None,
         result=None if report.result is None else MembershipResult.model_validate(report.result),
     )
 
@@ -205,11 +220,23 @@ def derived_state(report: Report, job: JobState) -> ReportState:
 
     A job that succeeds may still record a reason for no result.
     """
+    if report.deleted_at is not None:
+        return ReportState.DELETED
     if report.error is not None or job == JobState.FAILED:
         return ReportState.FAILED
     if job == JobState.DONE:
         return ReportState.COMPLETED
     return ReportState.RUNNING if job == JobState.RUNNING else ReportState.WAITING
+
+
+def _require_kept(report: Report, kind: ReportKind) -> None:
+    """Raise `Gone` if the figures of a report were deleted. A membership test cannot be run again."""
+    if report.deleted_at is not None:
+        raise Gone(
+            describe_deleted_report(
+                _NAMES[kind], report.deleted_at, start_again=kind != ReportKind.MEMBERSHIP
+            )
+        )
 
 
 def _common_fields(session: Session, reports: Sequence[Report]) -> list[dict[str, Any]]:
@@ -232,6 +259,7 @@ def _common_fields(session: Session, reports: Sequence[Report]) -> list[dict[str
                 "error": report.error or job.error,
                 "created_at": report.created_at,
                 "completed_at": report.completed_at or job.finished_at,
+                "deleted_at": report.deleted_at,
             }
         )
     return fields

@@ -163,6 +163,7 @@ def verify(
     onnx: Source | None = None,
     digest: str | None = None,
     without_weights: str = "no model file was given",
+    without_evidence: str = "no evidence record was given",
 ) -> VerificationReport:
     """Verify a certificate offline and return the checklist as a report.
 
@@ -176,7 +177,8 @@ def verify(
       place of `weights`.
     - `keys`: the issuer's keys, obtained from the issuer. Without them the keys inside the pack are used, and
       the report says so.
-    - `evidence`: the restricted evidence record, from which the certified distance is recomputed.
+    - `evidence`: the restricted evidence record, from which the certified distance is recomputed. Without it
+      this check is not run, and the report gives `without_evidence` as the reason.
     - `receipt`: a person's receipt or "no data held" statement.
     - `subject`: the identifier that the receipt must be about. It needs a receipt.
     - `since`: a signed tree head that you kept. The log must have only grown between it and the pack.
@@ -185,7 +187,8 @@ def verify(
     Raise `UnusableInput` if a document cannot be read. A failed check raises nothing: it is a line of the
     report.
     """
-    inputs = _read_inputs(pack, weights, keys, evidence, receipt, subject, since, without_weights)
+    inputs = _read_inputs(pack, weights, keys, evidence, receipt, subject, since)
+    inputs = replace(inputs, without_weights=without_weights, without_evidence=without_evidence)
     inputs = inputs if onnx is None else replace(inputs, onnx=read_onnx(_path_or_bytes(onnx)))
     inputs = inputs if digest is None else replace(inputs, digest=parse_digest(digest))
     if subject is not None and inputs.receipt is None:
@@ -223,13 +226,14 @@ class _Inputs:
     pack: AnyPack
     keys: KeySet
     weights: bytes | Path | None
-    without_weights: str
     evidence: EvidenceRecord | None
     receipt: Receipt | bytes | None
     since: EarlierHead | None
     subject: str | None
     onnx: bytes | None = None
     digest: str | None = None
+    without_weights: str = ""
+    without_evidence: str = ""
 
 
 @dataclass(frozen=True)
@@ -385,7 +389,7 @@ def _check_evidence(inputs: _Inputs, signed: _Signed | None) -> CheckResult:
     """Check line 8 if there is an evidence record."""
     evidence = inputs.evidence
     if evidence is None:
-        return _skipped(EvidenceMismatch, "no evidence record was given")
+        return _skipped(EvidenceMismatch, inputs.without_evidence)
     return _check(EvidenceMismatch, signed, lambda s: check_evidence(evidence, s.statement.predicate))
 
 
@@ -461,7 +465,6 @@ def _read_inputs(
     receipt: Receipt | NoDataReceipt | Mapping[str, Any] | Source | None,
     subject: str | None,
     since: EarlierHead | LogConsistency | Mapping[str, Any] | Source | None,
-    without_weights: str,
 ) -> _Inputs:
     """Read and parse every input, or raise `UnusableInput`."""
     if not isinstance(pack, Pack | PackV1):
@@ -474,7 +477,6 @@ def _read_inputs(
         pack=pack,
         keys=pack.keys if keys is None else keys,
         weights=None if weights is None else _path_or_bytes(weights),
-        without_weights=without_weights,
         evidence=pack.evidence if evidence is None else evidence,
         receipt=pack.receipt if receipt is None else _read_receipt(receipt),
         since=None if since is None else _read_since(since),

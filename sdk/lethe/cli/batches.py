@@ -8,7 +8,7 @@ import typer
 
 from lethe.cli.context import CommandContext, command
 from lethe.cli.ids import find_batch
-from lethe.cli.tables import details, format_value, table
+from lethe.cli.tables import details, format_value, in_words, table
 
 if TYPE_CHECKING:
     from lethe.client.responses import Batch
@@ -35,7 +35,14 @@ def list_batches(
     """List batches, newest first."""
     batches = list(context.api.batches.list(limit=most))
     rows = [
-        (b.id, b.model, state_in_words(b.state), b.step, b.subjects, b.held_reason or b.error or "")
+        (
+            b.id,
+            b.model,
+            state_in_words(b.state),
+            b.step,
+            b.subjects,
+            in_words(b.held_reason or "") or b.error or "",
+        )
         for b in batches
     ]
     columns = ("Batch", "Model", "State", "Step", "People", "On hold or failed because")
@@ -117,7 +124,7 @@ def batch_details(batch: "Batch") -> Any:
             "Rows": batch.records,
             "Attempt": batch.attempt,
             "Waiting for": batch.waiting_for,
-            "On hold because": batch.held_reason,
+            "On hold because": batch.held_reason and in_words(batch.held_reason),
             "Latest decision": _describe_decision(batch),
             "Error": batch.error,
             "Warnings": batch.warnings,

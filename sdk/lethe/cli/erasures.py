@@ -18,7 +18,7 @@ from lethe.cli.drop import request_erasure, show_matches
 from lethe.cli.exit_status import ExitStatus
 from lethe.cli.ids import find_erasure, find_erasure_or_batch
 from lethe.cli.progress import BatchProgress, batch_progress
-from lethe.cli.tables import count, details, format_value, table
+from lethe.cli.tables import count, details, format_value, in_words, table
 from lethe.cli.usage import IDENTIFIERS_ARE_NOT_ARGUMENTS
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def receipts(
         for item in items:
             if item.receipt is not None:
                 _save(to / f"{Path(item.model).name}-{item.ordinal}.json", json.dumps(item.receipt))
-    rows = [(item.model, item.ordinal, item.outcome, item.certificate_id) for item in items]
+    rows = [(item.model, item.ordinal, in_words(item.outcome), item.certificate_id) for item in items]
     context.show(
         items,
         table(("Model", "Person", "Outcome", "Certificate"), rows)
@@ -418,7 +418,7 @@ def _erasure_tables(erasure: "Erasure") -> tuple[Any, ...]:
         (
             t.model,
             ON_HOLD if t.on_hold else t.state,
-            t.outcomes,
+            {in_words(outcome): people for outcome, people in t.outcomes.items()},
             # A version is published before the old data is deleted. Nobody is erased before that.
             t.version if t.state == "completed" else None,
             (t.certificate_id if t.state == "completed" else None) or (t.batch_id and f"batch {t.batch_id}"),

@@ -37,6 +37,8 @@ def set_fields(
 ) -> None:
     """Change fields of a model's policy. The change applies to batches that are sealed from now on.
 
+    evidence_days and report_days also apply to what is already stored.
+
     If a batch on the same rows was refused or put on hold before, the next certificate states a change of ε,
     δ or Δ*.
     """

@@ -53,9 +53,19 @@ def format_value(value: Any) -> str:
         case Mapping():
             return ", ".join(f"{name} {format_value(inner)}" for name, inner in value.items())
         case list() | tuple():
-            return "; ".join(format_value(inner) for inner in value)
+            texts = [format_value(inner) for inner in value]
+            return (" " if texts and all(text.endswith(".") for text in texts) else "; ").join(texts)
         case _:
             return str(value)
+
+
+def in_words(code: str) -> str:
+    """Return a code of the API as people read it.
+
+    >>> in_words("not_in_training_set")
+    'not in training set'
+    """
+    return code.replace("_", " ")
 
 
 def format_size(size: float | None) -> str:

@@ -38,7 +38,8 @@ class Certificates(EndpointGroup[D]):
     def evidence(self, certificate_id: Id) -> Procedure[bytes]:
         """Return the evidence record for auditors, byte for byte.
 
-        It holds the exact figures that the certificate commits to.
+        It holds the exact figures that the certificate commits to. Raises `Gone` once the policy's
+        `evidence_days` have passed.
         """
         return self._get_bytes(path("certificates", certificate_id, "evidence"))
 

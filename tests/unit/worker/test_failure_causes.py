@@ -11,6 +11,7 @@ from app.core.storage import StorageError, StorageUnavailable
 from app.core.vault import KeyProblem
 from app.db.rollback_guard import LogOlder
 from app.db.states import FailureCause
+from worker.attempt import describe
 from worker.batch.solve import share_of_attempt
 from worker.errors import DeviceError, OutOfMemory, RankFailed, RankLost, RankUnavailable, cause_of
 
@@ -68,3 +69,26 @@ def test_any_number_of_attempts_shares_one_failure_probability() -> None:
     assert math.fsum(shares) == pytest.approx(1.0, abs=1e-8)
     assert shares == sorted(shares, reverse=True)
     assert shares[-1] > 1e-14
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (
+            PermissionError(errno.EACCES, "secret name"),
+            "permission denied; give the user that the worker runs as",
+        ),
+        (OSError(errno.ENOSPC, "secret name"), "a disk is full; make room"),
+        (StorageUnavailable("secret name"), "the storage does not answer, or refuses"),
+        (OperationalError("secret name", {}, Exception()), "the database does not answer"),
+        (ValueError("secret name"), "ValueError"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_a_fault_says_what_to_repair_and_quotes_no_message_of_a_library(
+    problem: Exception, words: str
+) -> None:
+    described = describe(problem)
+    assert described.startswith(words)
+    assert type(problem).__name__ in described
+    assert "secret" not in described

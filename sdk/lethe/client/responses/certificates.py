@@ -15,6 +15,7 @@ class Certificate(Response):
     chain_index: int
     log_index: int
     created_at: datetime
+    evidence_deleted_at: datetime | None = None
 
 
 class InclusionProof(Response):

@@ -107,6 +107,8 @@ class Policy(Response):
     suppression_list: bool = False
     membership_test: bool = False
     receipt_days: int = 90
+    evidence_days: int = 730
+    report_days: int = 365
     time_limit_seconds: float = 3600.0
     cancellable: bool = True
     curvature_products: int = 2000

@@ -18,11 +18,12 @@ class Report(Response):
     error: str | None
     created_at: datetime
     completed_at: datetime | None
+    deleted_at: datetime | None = None
 
     @property
     def ended(self) -> bool:
-        """Whether the report is completed or failed."""
-        return self.state in ("completed", "failed")
+        """Whether the report is completed or failed. The figures of an ended one may have been deleted."""
+        return self.state in ("completed", "failed", "deleted")
 
 
 class Scores(Response):
