@@ -1,7 +1,8 @@
-"""Encryption at rest under the deployment key, and the files that hold keys.
+"""Encryption at rest: the deployment key, ciphers bound to rows, and the files that hold keys.
 
 Identifiers are encrypted and bound to the row that holds them. So are the salts of their commitments and the
 statements that contain a salt: anyone who reads the database and knows a salt could test guessed identifiers.
+The keys of all these are in `app.core.data_key`. The deployment key protects those keys.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ from uuid import UUID
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+KEY_BYTES = 32
 NONCE_BYTES = 12
 SALT_BYTES = 16  # the length of a plain salt, as an earlier version stored it
 PLAIN_STATEMENT = b'{"payload":"'  # the first bytes of a plain statement, as many as a nonce has
@@ -22,26 +24,33 @@ class KeyProblem(Exception):
     """A key is missing or wrong. The message is one line that tells the operator what to do."""
 
 
-class Vault:
-    """The deployment key: encrypts texts bound to a row, and hashes texts that have to be compared."""
+class RowCipher:
+    """Encrypts texts with AES-256-GCM, each bound to the row that holds it."""
 
-    def __init__(self, key: bytes) -> None:
-        """Use a key of 256 bits."""
-        if len(key) != 32:
-            raise ValueError("the deployment key must have 256 bits")
-        self._cipher = AESGCM(_derive(key, b"subject encryption"))
-        self._mac_key = _derive(key, b"keyed hash")
+    def __init__(self, key: bytes, older: "RowCipher | None" = None) -> None:
+        """Use a key of 256 bits. `older` opens what was encrypted before this key was used for its row."""
+        self._cipher, self._older = AESGCM(key), older
 
     def encrypt(self, subject: str, *, row: str) -> bytes:
-        """Encrypt a text with AES-256-GCM, so that it can be decrypted for this row only."""
-        nonce = os.urandom(NONCE_BYTES)
-        return nonce + self._cipher.encrypt(nonce, subject.encode(), row.encode())
+        """Encrypt a text, so that it can be decrypted for this row only."""
+        return self.encrypt_bytes(subject.encode(), row=row)
 
     def decrypt(self, sealed: bytes, *, row: str) -> str:
         """Decrypt a text. Raise `ValueError` if it was encrypted for another row or under another key."""
+        return self.decrypt_bytes(sealed, row=row).decode()
+
+    def encrypt_bytes(self, content: bytes, *, row: str) -> bytes:
+        """Encrypt bytes, so that they can be decrypted for this row only."""
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, content, row.encode())
+
+    def decrypt_bytes(self, sealed: bytes, *, row: str) -> bytes:
+        """Decrypt bytes. Raise `ValueError` if they were encrypted for another row or under another key."""
         try:
-            return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], row.encode()).decode()
+            return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], row.encode())
         except InvalidTag:
+            if self._older is not None:
+                return self._older.decrypt_bytes(sealed, row=row)
             raise ValueError("a stored value cannot be decrypted with this deployment key") from None
 
     def seal_salt(self, salt: str, *, task_id: UUID, ordinal: int) -> bytes:
@@ -64,10 +73,22 @@ class Vault:
             return stored
         return self.decrypt(stored, row=_part_of("statement", task_id, ordinal)).encode()
 
+
+class Vault(RowCipher):
+    """The deployment key: encrypts what rests under it directly, and hashes texts that have to be compared."""
+
+    def __init__(self, key: bytes) -> None:
+        """Use a key of 256 bits."""
+        if len(key) != KEY_BYTES:
+            raise ValueError("the deployment key must have 256 bits")
+        super().__init__(derive(key, b"subject encryption"))
+        self._mac_key = derive(key, b"keyed hash")
+
     def person(self, tenant_id: UUID, identifier: str) -> bytes:
         """Return a keyed hash that is equal for equal identifiers of a tenant, to count people.
 
-        It has 128 bits: among a billion people, two share one with a probability below 10⁻²⁰.
+        It has 128 bits: among a billion people, two share one with a probability below 10⁻²⁰. It is never
+        stored: what is stored is a hash of it under a data key (`DataKey.hash_person`).
         """
         return self.keyed_hash(f"{tenant_id}/{identifier}", purpose="distinct people")[:16]
 
@@ -93,7 +114,8 @@ def _part_of(kind: str, task_id: UUID, ordinal: int) -> str:
     return f"{kind}/{task_id}/{ordinal}"
 
 
-def _derive(key: bytes, purpose: bytes) -> bytes:
+def derive(key: bytes, purpose: bytes) -> bytes:
+    """Derive a key for one purpose from a key of 256 bits."""
     return hmac.digest(key, b"lethe:" + purpose, hashlib.sha256)
 
 
