@@ -247,6 +247,12 @@ class Settings(BaseSettings):
         "embedded.",
     )
 
+    key_renewal_seconds: float = Field(
+        3600,
+        ge=0,
+        description="How long copies of salts and identifiers in the database's files may stay readable with "
+        "the deployment key after receipts were acknowledged or have expired, or requests were withdrawn.",
+    )
     log_origin: str = Field(
         "lethe",
         pattern=r"^[^\s+]{1,200}$",

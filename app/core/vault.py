@@ -75,7 +75,7 @@ class RowCipher:
 
 
 class Vault(RowCipher):
-    """The deployment key: encrypts what rests under it directly, and hashes texts that have to be compared."""
+    """The deployment key: encrypts other keys and secrets, and hashes texts to compare them."""
 
     def __init__(self, key: bytes) -> None:
         """Use a key of 256 bits."""

@@ -1,10 +1,11 @@
 """The tables of data keys. Their secrets are in files outside SQL (`app.db.data_keys`)."""
 
+from collections.abc import Collection
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import Index, String
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy import Index, String, update
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from app.core.clock import now
 from app.db.states import DataKeyPurpose, DataKeyState
@@ -49,3 +50,11 @@ class DestroyedDataKey(Base):
 
 DEPLOYMENT = UUID(int=0)
 """The owner of keys that belong to the deployment as a whole."""
+
+
+def mark_dirty(session: Session, keys: Collection[UUID | None], moment: datetime) -> None:
+    """Note that something which these keys protect was deleted. They are renewed some time later."""
+    ids = [key_id for key_id in keys if key_id is not None]
+    if ids:
+        dirty = update(DataKeyRecord).where(DataKeyRecord.id.in_(ids), DataKeyRecord.dirty_at.is_(None))
+        session.execute(dirty.values(dirty_at=moment).execution_options(synchronize_session=False))

@@ -344,7 +344,7 @@ class IdempotencyKey(Base):
     key_hash: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
     fingerprint: Mapped[bytes] = mapped_column(LargeBinary(32))
     hash_key_id: Mapped[UUID | None] = mapped_column(ForeignKey(DataKeyRecord.id), index=True)
-    """The data key of the fingerprint. Null: it was written by an earlier version, under the deployment key."""
+    """The data key of the fingerprint. Null: an earlier version hashed it under the deployment key."""
     erasure_id: Mapped[UUID] = mapped_column(unique=True)
     answer: Mapped[str] = mapped_column(Text())
     expires_at: Mapped[datetime] = mapped_column(index=True)
