@@ -179,6 +179,9 @@ class DataKeys:
     def _destroy_file(self, key_id: UUID) -> None:
         self._forget(key_id)
         self._storage.delete(paths.data_key(key_id))
+        self._forget_destroyed(key_id)
+
+    def _forget_destroyed(self, key_id: UUID) -> None:
         with self._database.writing() as session:
             session.execute(delete(DestroyedDataKey).where(DestroyedDataKey.id == key_id))
 
