@@ -14,6 +14,7 @@ from app.core.vault import Vault
 from app.db.data_keys import DataKeys
 from app.db.deployment import open_vault
 from app.db.key_renewal import KeyRenewal
+from app.db.key_rotation import KeyRotation
 from app.db.session import Database
 
 
@@ -69,6 +70,11 @@ class Services:
     def key_renewal(self) -> KeyRenewal:
         """The renewal of data keys, which ends with their destruction."""
         return KeyRenewal(self.database, self.data_keys, self.vault)
+
+    @cached_property
+    def key_rotation(self) -> KeyRotation:
+        """The rotation of the deployment key."""
+        return KeyRotation(self.database, self.storage, self.vault, self.key_renewal)
 
     @cached_property
     def tracer(self) -> Tracer:

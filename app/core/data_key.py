@@ -66,13 +66,14 @@ def new_secret() -> bytes:
 
 def seal_file(vault: Vault, key_id: UUID, secret: bytes) -> bytes:
     """Return the content of a data key's file: its secret, encrypted under the deployment key."""
-    return vault.encrypt_bytes(secret, row=_file_row(key_id))
+    return vault.encrypt_bytes(secret, row=file_row(key_id))
 
 
 def open_file(vault: Vault, key_id: UUID, content: bytes) -> bytes:
     """Return the secret in a data key's file. Raise `ValueError` if the file is damaged or of another key."""
-    return vault.decrypt_bytes(content, row=_file_row(key_id))
+    return vault.decrypt_bytes(content, row=file_row(key_id))
 
 
-def _file_row(key_id: UUID) -> str:
+def file_row(key_id: UUID) -> str:
+    """Return what the content of a data key's file is bound to."""
     return f"data key/{key_id}"

@@ -241,6 +241,10 @@ class Settings(BaseSettings):
         description="The file of the key that encrypts identifiers. Unset: `keys/deployment.key` in the data "
         "folder.",
     )
+    previous_deployment_key_file: Path | None = Field(
+        None,
+        description="The file of the deployment key that is being replaced. Set it only during a rotation.",
+    )
     create_keys: bool | None = Field(
         None,
         description="Create keys whose file is missing. Unset: only if the database and the queue are "

@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
+HASHING = b"keyed hash"
+_ENCRYPTION, _HASH_KEY_ROW = b"subject encryption", "hash key"
 SALT_BYTES = 16  # the length of a plain salt, as an earlier version stored it
 PLAIN_STATEMENT = b'{"payload":"'  # the first bytes of a plain statement, as many as a nonce has
 
@@ -77,12 +79,20 @@ class RowCipher:
 class Vault(RowCipher):
     """The deployment key: encrypts other keys and secrets, and hashes texts to compare them."""
 
-    def __init__(self, key: bytes) -> None:
-        """Use a key of 256 bits."""
+    def __init__(self, key: bytes, *, hash_key: bytes | None = None, previous: bytes | None = None) -> None:
+        """Use a key of 256 bits.
+
+        Hashes cannot be computed again when the deployment key is rotated, so they keep their `hash_key`.
+        Without one, it is derived from the deployment key. `previous` is the deployment key that this one
+        replaces: what is encrypted under it can still be decrypted.
+        """
         if len(key) != KEY_BYTES:
             raise ValueError("the deployment key must have 256 bits")
-        super().__init__(derive(key, b"subject encryption"))
-        self._mac_key = derive(key, b"keyed hash")
+        older = None if previous is None else RowCipher(derive(previous, _ENCRYPTION))
+        super().__init__(derive(key, _ENCRYPTION), older)
+        self._own = RowCipher(derive(key, _ENCRYPTION))
+        self._own_hash_key = derive(key, HASHING)
+        self._hash_key = hash_key or self._own_hash_key
 
     def person(self, tenant_id: UUID, identifier: str) -> bytes:
         """Return a keyed hash that is equal for equal identifiers of a tenant, to count people.
@@ -94,7 +104,30 @@ class Vault(RowCipher):
 
     def keyed_hash(self, text: str, *, purpose: str) -> bytes:
         """Return a hash that nobody can compute or test without the deployment key."""
-        return hmac.digest(self._mac_key, purpose.encode() + b"\0" + text.encode(), hashlib.sha256)
+        return hmac.digest(self._hash_key, purpose.encode() + b"\0" + text.encode(), hashlib.sha256)
+
+    def check_value(self, purpose: str) -> bytes:
+        """Return a value that tells this deployment key from others, whatever hash key is in use."""
+        return hmac.digest(self._own_hash_key, purpose.encode() + b"\0", hashlib.sha256)
+
+    def seal_hash_key(self) -> bytes:
+        """Encrypt the hash key in use, for storage."""
+        return self.encrypt_bytes(self._hash_key, row=_HASH_KEY_ROW)
+
+    def open_hash_key(self, sealed: bytes) -> bytes:
+        """Decrypt a stored hash key."""
+        return self.decrypt_bytes(sealed, row=_HASH_KEY_ROW)
+
+    def renew(self, sealed: bytes, *, row: str) -> bytes | None:
+        """Encrypt something again if only the previous key opens it. Return None if this key opens it.
+
+        Raise `ValueError` if neither does.
+        """
+        try:
+            self._own.decrypt_bytes(sealed, row=row)
+        except ValueError:
+            return self.encrypt_bytes(self.decrypt_bytes(sealed, row=row), row=row)
+        return None
 
 
 def row_of(erasure_id: UUID, ordinal: int) -> str:
@@ -124,15 +157,16 @@ def create(path: Path) -> None:
     write_private(path, os.urandom(32).hex().encode() + b"\n")
 
 
-def load(path: Path) -> Vault:
+def load(path: Path) -> bytes:
     """Read a deployment key. Raise `KeyProblem` if it is missing, unreadable or malformed."""
     text = read_key(path, "deployment key")
     try:
-        return Vault(bytes.fromhex(text.strip()))
+        key = bytes.fromhex(text.strip())
     except ValueError:
-        raise KeyProblem(
-            f"the deployment key {path} is malformed: it must be 64 hexadecimal digits"
-        ) from None
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise KeyProblem(f"the deployment key {path} is malformed: it must be 64 hexadecimal digits")
+    return key
 
 
 def read_key(path: Path, name: str) -> str:

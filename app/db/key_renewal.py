@@ -106,7 +106,8 @@ class KeyRenewal:
             Task.subject_key_id.is_(None), Task.state.in_((TaskState.RECEIVED, TaskState.FAILED))
         )
         kept = _receipt_tasks(
-            Task.receipt_key_id.is_(None), Task.state == TaskState.COMPLETED, Task.receipts_until.is_not(None)
+            Task.receipt_key_id.is_(None),
+            or_(Task.receipts_until.is_not(None), Task.state == TaskState.FAILED),
         )
         adopted = 0
         while moved := self._move_page(waiting, DataKeyPurpose.SUBJECTS):
@@ -116,6 +117,16 @@ class KeyRenewal:
         if adopted:
             self._database.forget_deleted_bytes()
         return adopted
+
+    def has_unadopted(self) -> bool:
+        """Return whether anything about people is still encrypted under the deployment key itself."""
+        is_open = Task.state.not_in((TaskState.COMPLETED, TaskState.WITHDRAWN))
+        left = (
+            _subject_tasks(Task.subject_key_id.is_(None), is_open),
+            _receipt_tasks(Task.receipt_key_id.is_(None), or_(Task.receipts_until.is_not(None), is_open)),
+        )
+        with self._database.reading() as session:
+            return any(session.scalar(tasks.limit(1)) is not None for tasks in left)
 
     def _move_all(self, key: DataKeyRecord) -> None:
         while self._move_some(key):

@@ -1,6 +1,8 @@
 """What is deleted does not open from old bytes of the database, even with the deployment key."""
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from uuid import UUID
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import func, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 
 from app.backup import archive
@@ -33,11 +35,25 @@ from worker.errors import cause_of
 
 ERASED = ["s1", "s2"]
 GUESSES = [f"s{n}" for n in range(40)]
+Start = Callable[[Settings], Services]
 
 
 @pytest.fixture
 def world(services: Services) -> World:
     return World(services)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Return a function that builds the services of a part. They are closed after the test."""
+    with ExitStack() as stack:
+
+        def build(settings: Settings) -> Services:
+            services = Services(settings)
+            stack.callback(services.close)
+            return services
+
+        yield build
 
 
 @pytest.fixture
@@ -151,7 +167,7 @@ def test_a_fingerprint_cannot_be_tested_when_its_day_is_over(world: World) -> No
     assert confirmed(), "its answer has not been deleted yet"
     record(world, "s2", key="another")
     with services.database.writing() as session:
-        session.execute(IdempotencyKey.__table__.delete().where(IdempotencyKey.key_hash == guess.key_hash))
+        session.execute(delete(IdempotencyKey).where(IdempotencyKey.key_hash == guess.key_hash))
     key_destruction.destroy_dirty_keys(services, tomorrow)
     assert not confirmed()
     assert services.data_keys.ensure(DataKeyPurpose.FINGERPRINTS, DEPLOYMENT)
@@ -172,7 +188,7 @@ def test_a_repeated_request_is_recognised_after_the_key_of_fingerprints_was_repl
 
 
 def test_a_key_is_not_destroyed_while_a_request_is_recorded_under_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, start: Start
 ) -> None:
     services = world.services
     key_id = key_of(services, record(world, "first"))
@@ -237,7 +253,7 @@ def test_a_gateway_with_a_stale_key_records_nothing_under_it(world: World) -> No
     assert len(keys(services, DataKeyState.CURRENT)) == 1
 
 
-def test_many_gateways_create_one_key(world: World) -> None:
+def test_many_gateways_create_one_key(world: World, start: Start) -> None:
     services, barrier = world.services, threading.Barrier(4)
 
     def create() -> None:
@@ -265,7 +281,7 @@ STEPS = ["before", "write", "rows", "delete_row", "delete_file", "forget_row"]
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_destruction_that_was_cut_short_is_completed_by_the_next(
-    world: World, monkeypatch: pytest.MonkeyPatch, step: str
+    world: World, monkeypatch: pytest.MonkeyPatch, step: str, start: Start
 ) -> None:
     services = world.services
     ended, waiting = record(world, "a"), record(world, "b", "c")
@@ -291,7 +307,7 @@ def test_a_destruction_that_was_cut_short_is_completed_by_the_next(
         patch.setattr(*at[step], crash)
         with pytest.raises(Crash):
             services.key_renewal.destroy_doomed(world.models[0])
-    fresh = Services(services.settings)
+    fresh = start(services.settings)
     assert identifiers(fresh, waiting) == ["b", "c"]
     fresh.key_renewal.destroy_doomed(world.models[0])
     assert identifiers(fresh, waiting) == ["b", "c"]
@@ -325,7 +341,7 @@ def test_a_key_whose_creation_was_cut_short_is_cleaned_up(
         assert not transitions.activate_data_key(session, abandoned), "its creator cannot go on"
 
 
-def test_the_sweep_deletes_files_of_no_key_and_no_others(world: World) -> None:
+def test_the_sweep_deletes_files_of_no_key_and_no_others(world: World, start: Start) -> None:
     services = world.services
     task_id = record(world, "a")
     stray = paths.data_key(DEPLOYMENT)
@@ -333,7 +349,7 @@ def test_the_sweep_deletes_files_of_no_key_and_no_others(world: World) -> None:
     services.storage.write("keys/notes", [b"not ours"])
     assert orphan_sweep.sweep(services) == 1
     assert files(services) == {paths.data_key(key_of(services, task_id)), "keys/notes"}
-    assert identifiers(Services(services.settings), task_id) == ["a"]
+    assert identifiers(start(services.settings), task_id) == ["a"]
 
 
 def test_the_purge_goes_on_after_a_crash_at_the_destruction(
@@ -373,7 +389,9 @@ def _repeat_job(services: Services) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "changed"])
-def test_a_batch_whose_key_is_unreadable_waits_and_says_so(api: Api, services: Services, damage: str) -> None:
+def test_a_batch_whose_key_is_unreadable_waits_and_says_so(
+    api: Api, services: Services, damage: str, start: Start
+) -> None:
     work(services)
     api.ask(*ERASED)
     (key_id,) = keys(services)
@@ -382,7 +400,7 @@ def test_a_batch_whose_key_is_unreadable_waits_and_says_so(api: Api, services: S
     services.storage.delete(path)
     if damage == "changed":
         services.storage.write(path, [bytes(len(kept))])
-    other = Services(services.settings)
+    other = start(services.settings)
     with pytest.raises(KeyProblem, match="restore this file") as problem:
         work(other)
     assert cause_of(problem.value) is FailureCause.KEY
@@ -464,7 +482,7 @@ def test_stored_identifiers_of_an_earlier_version_are_put_under_data_keys(world:
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_backup_holds_the_keys_of_requests_that_wait(
-    world: World, settings: Settings, tmp_path: Path
+    world: World, settings: Settings, tmp_path: Path, start: Start
 ) -> None:
     services = world.services
     task_id = record(world, "ada")
@@ -472,7 +490,7 @@ def test_a_backup_holds_the_keys_of_requests_that_wait(
     assert [file.path for file in made.files] == [paths.data_key(key_of(services, task_id))]
     services.storage.delete(paths.DATA_KEYS)
     with pytest.raises(KeyProblem):
-        identifiers(Services(settings), task_id)
+        identifiers(start(settings), task_id)
     there = settings.model_copy(
         update={
             "data_dir": tmp_path / "there",
@@ -480,7 +498,7 @@ def test_a_backup_holds_the_keys_of_requests_that_wait(
             "deployment_key_file": settings.deployment_key_path,
         }
     )
-    restored = Services(there)
+    restored = start(there)
     archive.restore(restored, tmp_path / "backup")
     assert identifiers(restored, task_id) == ["ada"]
     restored.close()
