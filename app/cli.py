@@ -9,6 +9,8 @@ from rich.table import Table
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from app.core.storage import StorageError
+from app.core.vault import KeyProblem
 from app.db import schema
 from app.gateway.auth import service as access
 from app.gateway.auth.scopes import Scope
@@ -123,6 +125,30 @@ def key_revoke(
     with existing_installation(data_dir) as services, services.database.writing() as session:
         revoked = access.revoke_key(session, _find_key(session, key_id))
     console.print(f"Revoked the key {revoked.id}.")
+
+
+@key.command("rotate-deployment")
+def key_rotate_deployment(data_dir: DataDir = None) -> None:
+    """Encrypt everything under a new deployment key. The service may keep running.
+
+    Put the new key where the deployment key belongs, name the old one in LETHE_PREVIOUS_DEPLOYMENT_KEY_FILE,
+    and restart every part of the service before you run this. If it is interrupted, run it again.
+    """
+    with existing_installation(data_dir) as services:
+        if services.settings.previous_deployment_key_file is None:
+            raise refuse(
+                "set LETHE_PREVIOUS_DEPLOYMENT_KEY_FILE to the file of the key to replace, and put the new "
+                f"key in {services.settings.deployment_key_path}"
+            )
+        try:
+            renewed = services.key_rotation.run()
+        except (KeyProblem, StorageError) as problem:
+            raise refuse(str(problem)) from None
+    console.print(f"Encrypted {renewed} keys and secrets under the new deployment key.")
+    console.print(
+        "Unset LETHE_PREVIOUS_DEPLOYMENT_KEY_FILE, restart every part of the service, and make a backup. "
+        "Then destroy the old key, and the backups that need it."
+    )
 
 
 def _find_key(session: Session, prefix: str) -> UUID:

@@ -1,6 +1,5 @@
 """The checks that `lethe doctor` makes on the machine of an installation. They read and change nothing."""
 
-import hmac
 import os
 import shutil
 import stat
@@ -21,7 +20,7 @@ from app.core.settings import SettingsError, load_settings
 from app.core.storage import missing_package
 from app.core.vault import KeyProblem
 from app.db import schema, signing_keys
-from app.db.deployment import PURPOSE, Deployment
+from app.db.deployment import Deployment, vault_for
 from app.db.tables import WorkerSeen
 from app.services import Services
 from app.startup import database_place, describe_database_error, missing_database, refuse
@@ -170,13 +169,9 @@ def _keys(services: Services) -> Finding:
             row, current = session.get(Deployment, 1), signing_keys.current_key(session)
         if row is None and not deployment.exists():
             return Finding("keys", State.WARNING, "no deployment key yet; the service creates or needs one")
-        key = vault.load(deployment)
-        if row is not None and not hmac.compare_digest(row.key_check, key.keyed_hash("", purpose=PURPOSE)):
-            return _problem(
-                "keys",
-                f"the deployment key {deployment} is not the one that this database was started with",
-                "Put the original key there.",
-            )
+        vault.load(deployment)
+        if row is not None:
+            vault_for(settings, row)
         if current is not None and signing.exists():
             signer = SigningKey.from_pem(vault.read_key(signing, "signing key"))
             if signer.key_id != current.key_id:

@@ -11,7 +11,10 @@ from app.core.settings import Settings
 from app.core.storage import Storage
 from app.core.tracing import Tracer, open_tracer
 from app.core.vault import Vault
+from app.db.data_keys import DataKeys
 from app.db.deployment import open_vault
+from app.db.key_renewal import KeyRenewal
+from app.db.key_rotation import KeyRotation
 from app.db.session import Database
 
 
@@ -57,6 +60,21 @@ class Services:
     def vault(self) -> Vault:
         """The deployment key, checked against the database. Raises `KeyProblem` if it is not usable."""
         return open_vault(self.settings, self.database)
+
+    @cached_property
+    def data_keys(self) -> DataKeys:
+        """The data keys, whose files are in the storage."""
+        return DataKeys(self.database, self.storage, self.vault)
+
+    @cached_property
+    def key_renewal(self) -> KeyRenewal:
+        """The renewal of data keys, which ends with their destruction."""
+        return KeyRenewal(self.database, self.data_keys, self.vault)
+
+    @cached_property
+    def key_rotation(self) -> KeyRotation:
+        """The rotation of the deployment key."""
+        return KeyRotation(self.database, self.storage, self.vault, self.key_renewal)
 
     @cached_property
     def tracer(self) -> Tracer:

@@ -64,7 +64,7 @@ def plain(
 ) -> Response:
     """Record a request in a transaction of its own."""
     prepared = service.prepare(services.vault, caller.tenant_id, body, body.subjects, idempotency_key)
-    outcome = record_group(services.database, [prepared])[0]
+    outcome = record_group(services, [prepared])[0]
     if isinstance(outcome, ServiceError):
         raise outcome
     headers = {"Location": outcome.location, "Retry-After": "5"}

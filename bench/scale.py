@@ -25,13 +25,13 @@ from app.core.clock import new_id, now
 from app.core.settings import Settings
 from app.db import schema
 from app.db.manifest import Manifest
-from app.db.states import BatchState, JobKind, JobState, ModelState, SealReason, VersionState
+from app.db.states import BatchState, DataKeyPurpose, JobKind, JobState, ModelState, SealReason, VersionState
 from app.db.tables import Batch, Certificate, Job, Model, Version
 from app.dispatcher import sealing
 from app.gateway.auth import service as access
 from app.gateway.auth.scopes import Scope
 from app.gateway.erasures import service as erasures
-from app.gateway.erasures.recording import ChosenModel, insert_erasures
+from app.gateway.erasures.recording import ChosenModel, RecordingKeys, insert_erasures
 from app.gateway.erasures.schemas import ErasureRequest
 from app.gateway.main import create_app
 from app.gateway.metrics.collector import ServiceCollector
@@ -223,6 +223,10 @@ class _Installation:
                 connection.execute(text("VACUUM ANALYZE"))
 
     def _add_erasures(self, services: Services) -> None:
+        services.data_keys.create(DataKeyPurpose.SUBJECTS, self.models)
+        with services.database.writing() as session:
+            by_model = services.data_keys.current(session, DataKeyPurpose.SUBJECTS, self.models)
+        keys = RecordingKeys(by_model, None)
         for start in range(0, self.size.erasures, CHUNK):
             requests = []
             for n in range(start, min(start + CHUNK, self.size.erasures)):
@@ -231,7 +235,7 @@ class _Installation:
                 model = n % len(self.models)
                 requests.append((prepared, [ChosenModel(self.models[model], f"m{model}")]))
             with services.database.writing() as session:
-                insert_erasures(session, requests)
+                insert_erasures(session, requests, keys)
 
     def _add_certificates(self, services: Services) -> None:
         """Add a completed batch with its version and certificate, for each certificate."""

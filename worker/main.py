@@ -27,10 +27,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from app.core import logging
 from app.core.clock import now
 from app.core.settings import Settings
+from app.core.storage import StorageError
 from app.core.vault import KeyProblem
 from app.db import audit_log, rollback_guard
 from app.db import log_store as certificate_log
-from app.db.receipts import encrypt_stored_salts
 from app.db.tables import WorkerSeen
 from app.services import Services
 from app.startup import check_deployment_key, refuse
@@ -249,13 +249,17 @@ def renew_tree_head(services: Services) -> None:
         log.warning("database unavailable, tree head not checked", problem=type(problem).__name__)
 
 
-def encrypt_salts(services: Services) -> None:
-    """Encrypt salts that an earlier version stored in the clear. If the database is down, try next time."""
+def adopt_stored(services: Services) -> None:
+    """Put under data keys what an earlier version stored. If something is not available, try next time."""
     try:
-        if encrypted := encrypt_stored_salts(services.database, services.vault):
-            log.info("stored salts encrypted", rows=encrypted)
-    except SQLAlchemyError as problem:
-        log.warning("database unavailable, stored salts not checked", problem=type(problem).__name__)
+        if adopted := services.key_renewal.adopt_stored():
+            log.info("stored identifiers and salts put under data keys", tasks=adopted)
+    except (SQLAlchemyError, OSError, StorageError) as problem:
+        log.warning(
+            "database or storage unavailable, stored keys not checked", problem=type(problem).__name__
+        )
+    except KeyProblem as problem:
+        log.error("stored identifiers or salts cannot be read", problem=str(problem))
 
 
 def take_jobs(runtime: WorkerRuntime, pause: Callable[[float], None] = time.sleep) -> bool:
@@ -305,7 +309,7 @@ def run(settings: Settings) -> None:
     check_deployment_key(services)
     check_signing_key(services)
     renew_tree_head(services)
-    encrypt_salts(services)
+    adopt_stored(services)
     sweep(settings)
     attempts = ForkServer(ATTEMPT_MODULE)
     attempts.start()

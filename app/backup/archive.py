@@ -1,4 +1,4 @@
-"""Backups in a folder: the database and its files as of one moment, without keys."""
+"""Backups in a folder: the database and its files as of one moment, without the keys of the deployment."""
 
 import hashlib
 import json
@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from uuid import UUID
 
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import delete, select, update
@@ -16,9 +17,10 @@ from app.backup.dumps import BackupError
 from app.core.clock import now
 from app.core.storage import CHUNK, Storage, StorageError, StorageUnavailable
 from app.core.version import VERSION
-from app.db import rollback_guard
+from app.db import paths, rollback_guard
 from app.db.draws import files_of_draft
-from app.db.states import VersionState
+from app.db.key_tables import DataKeyRecord
+from app.db.states import DataKeyState, VersionState
 from app.db.tables import (
     ApiKey,
     DatasetPart,
@@ -33,7 +35,8 @@ from app.services import Services
 
 FORMAT = 1
 MANIFEST = "backup.json"
-STORED = ("datasets", "attempts", "library")  # the folders of the storage
+STORED = ("datasets", "attempts", "library", "keys")  # the folders of the storage
+_PENDING = DataKeyState.PENDING  # such a key may have no file, and nothing needs it yet
 TRIES = 5  # a purge may delete files while they are copied; then the backup starts again
 
 
@@ -87,10 +90,12 @@ def _create(services: Services, folder: Path) -> Manifest:
     moment = now()  # before the snapshot: requests received from now on may be missing
     with dumps.snapshot(services, folder / dumps.NAME) as session:
         files = sorted(referred_files(session), key=lambda file: file.path)
+        data_keys = session.scalars(select(DataKeyRecord.id).where(DataKeyRecord.state != _PENDING)).all()
         head = session.get(LogHead, 1)
     copies = Storage(f"file://{folder.absolute() / 'storage'}")
     for file in files:
         _copy(services.storage, copies, file)
+    files += [_copy_data_key(services.storage, copies, key_id) for key_id in sorted(data_keys)]
     manifest = Manifest(
         format=FORMAT,
         lethe=VERSION,
@@ -231,6 +236,18 @@ def _copy(source: Storage, target: Storage, file: File) -> None:
         raise BackupError(
             f"the file {file.path} does not have the digest that the database has; it is damaged"
         )
+
+
+def _copy_data_key(source: Storage, target: Storage, key_id: UUID) -> File:
+    """Copy the file of a data key. SQL does not know its digest, which changes with the deployment key."""
+    path = paths.data_key(key_id)
+    try:
+        stored = target.write(path, source.read(path))
+    except StorageUnavailable:
+        raise
+    except (StorageError, FileNotFoundError):
+        raise _PurgedMeanwhile from None
+    return File(path, stored.sha256)
 
 
 def _sha256(path: Path) -> str:

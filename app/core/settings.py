@@ -241,12 +241,22 @@ class Settings(BaseSettings):
         description="The file of the key that encrypts identifiers. Unset: `keys/deployment.key` in the data "
         "folder.",
     )
+    previous_deployment_key_file: Path | None = Field(
+        None,
+        description="The file of the deployment key that is being replaced. Set it only during a rotation.",
+    )
     create_keys: bool | None = Field(
         None,
         description="Create keys whose file is missing. Unset: only if the database and the queue are "
         "embedded.",
     )
 
+    key_renewal_seconds: float = Field(
+        3600,
+        ge=0,
+        description="How long copies of salts and identifiers in the database's files may stay readable with "
+        "the deployment key after receipts were acknowledged or have expired, or requests were withdrawn.",
+    )
     log_origin: str = Field(
         "lethe",
         pattern=r"^[^\s+]{1,200}$",

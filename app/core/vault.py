@@ -1,7 +1,8 @@
-"""Encryption at rest under the deployment key, and the files that hold keys.
+"""Encryption at rest: the deployment key, ciphers bound to rows, and the files that hold keys.
 
 Identifiers are encrypted and bound to the row that holds them. So are the salts of their commitments and the
 statements that contain a salt: anyone who reads the database and knows a salt could test guessed identifiers.
+The keys of all these are in `app.core.data_key`. The deployment key protects those keys.
 """
 
 import hashlib
@@ -13,7 +14,10 @@ from uuid import UUID
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+KEY_BYTES = 32
 NONCE_BYTES = 12
+HASHING = b"keyed hash"
+_ENCRYPTION, _HASH_KEY_ROW = b"subject encryption", "hash key"
 SALT_BYTES = 16  # the length of a plain salt, as an earlier version stored it
 PLAIN_STATEMENT = b'{"payload":"'  # the first bytes of a plain statement, as many as a nonce has
 
@@ -22,26 +26,33 @@ class KeyProblem(Exception):
     """A key is missing or wrong. The message is one line that tells the operator what to do."""
 
 
-class Vault:
-    """The deployment key: encrypts texts bound to a row, and hashes texts that have to be compared."""
+class RowCipher:
+    """Encrypts texts with AES-256-GCM, each bound to the row that holds it."""
 
-    def __init__(self, key: bytes) -> None:
-        """Use a key of 256 bits."""
-        if len(key) != 32:
-            raise ValueError("the deployment key must have 256 bits")
-        self._cipher = AESGCM(_derive(key, b"subject encryption"))
-        self._mac_key = _derive(key, b"keyed hash")
+    def __init__(self, key: bytes, older: "RowCipher | None" = None) -> None:
+        """Use a key of 256 bits. `older` opens what was encrypted before this key was used for its row."""
+        self._cipher, self._older = AESGCM(key), older
 
     def encrypt(self, subject: str, *, row: str) -> bytes:
-        """Encrypt a text with AES-256-GCM, so that it can be decrypted for this row only."""
-        nonce = os.urandom(NONCE_BYTES)
-        return nonce + self._cipher.encrypt(nonce, subject.encode(), row.encode())
+        """Encrypt a text, so that it can be decrypted for this row only."""
+        return self.encrypt_bytes(subject.encode(), row=row)
 
     def decrypt(self, sealed: bytes, *, row: str) -> str:
         """Decrypt a text. Raise `ValueError` if it was encrypted for another row or under another key."""
+        return self.decrypt_bytes(sealed, row=row).decode()
+
+    def encrypt_bytes(self, content: bytes, *, row: str) -> bytes:
+        """Encrypt bytes, so that they can be decrypted for this row only."""
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, content, row.encode())
+
+    def decrypt_bytes(self, sealed: bytes, *, row: str) -> bytes:
+        """Decrypt bytes. Raise `ValueError` if they were encrypted for another row or under another key."""
         try:
-            return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], row.encode()).decode()
+            return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], row.encode())
         except InvalidTag:
+            if self._older is not None:
+                return self._older.decrypt_bytes(sealed, row=row)
             raise ValueError("a stored value cannot be decrypted with this deployment key") from None
 
     def seal_salt(self, salt: str, *, task_id: UUID, ordinal: int) -> bytes:
@@ -64,16 +75,59 @@ class Vault:
             return stored
         return self.decrypt(stored, row=_part_of("statement", task_id, ordinal)).encode()
 
+
+class Vault(RowCipher):
+    """The deployment key: encrypts other keys and secrets, and hashes texts to compare them."""
+
+    def __init__(self, key: bytes, *, hash_key: bytes | None = None, previous: bytes | None = None) -> None:
+        """Use a key of 256 bits.
+
+        Hashes cannot be computed again when the deployment key is rotated, so they keep their `hash_key`.
+        Without one, it is derived from the deployment key. `previous` is the deployment key that this one
+        replaces: what is encrypted under it can still be decrypted.
+        """
+        if len(key) != KEY_BYTES:
+            raise ValueError("the deployment key must have 256 bits")
+        older = None if previous is None else RowCipher(derive(previous, _ENCRYPTION))
+        super().__init__(derive(key, _ENCRYPTION), older)
+        self._own = RowCipher(derive(key, _ENCRYPTION))
+        self._own_hash_key = derive(key, HASHING)
+        self._hash_key = hash_key or self._own_hash_key
+
     def person(self, tenant_id: UUID, identifier: str) -> bytes:
         """Return a keyed hash that is equal for equal identifiers of a tenant, to count people.
 
-        It has 128 bits: among a billion people, two share one with a probability below 10⁻²⁰.
+        It has 128 bits: among a billion people, two share one with a probability below 10⁻²⁰. It is never
+        stored: what is stored is a hash of it under a data key (`DataKey.hash_person`).
         """
         return self.keyed_hash(f"{tenant_id}/{identifier}", purpose="distinct people")[:16]
 
     def keyed_hash(self, text: str, *, purpose: str) -> bytes:
         """Return a hash that nobody can compute or test without the deployment key."""
-        return hmac.digest(self._mac_key, purpose.encode() + b"\0" + text.encode(), hashlib.sha256)
+        return hmac.digest(self._hash_key, purpose.encode() + b"\0" + text.encode(), hashlib.sha256)
+
+    def check_value(self, purpose: str) -> bytes:
+        """Return a value that tells this deployment key from others, whatever hash key is in use."""
+        return hmac.digest(self._own_hash_key, purpose.encode() + b"\0", hashlib.sha256)
+
+    def seal_hash_key(self) -> bytes:
+        """Encrypt the hash key in use, for storage."""
+        return self.encrypt_bytes(self._hash_key, row=_HASH_KEY_ROW)
+
+    def open_hash_key(self, sealed: bytes) -> bytes:
+        """Decrypt a stored hash key."""
+        return self.decrypt_bytes(sealed, row=_HASH_KEY_ROW)
+
+    def renew(self, sealed: bytes, *, row: str) -> bytes | None:
+        """Encrypt something again if only the previous key opens it. Return None if this key opens it.
+
+        Raise `ValueError` if neither does.
+        """
+        try:
+            self._own.decrypt_bytes(sealed, row=row)
+        except ValueError:
+            return self.encrypt_bytes(self.decrypt_bytes(sealed, row=row), row=row)
+        return None
 
 
 def row_of(erasure_id: UUID, ordinal: int) -> str:
@@ -93,7 +147,8 @@ def _part_of(kind: str, task_id: UUID, ordinal: int) -> str:
     return f"{kind}/{task_id}/{ordinal}"
 
 
-def _derive(key: bytes, purpose: bytes) -> bytes:
+def derive(key: bytes, purpose: bytes) -> bytes:
+    """Derive a key for one purpose from a key of 256 bits."""
     return hmac.digest(key, b"lethe:" + purpose, hashlib.sha256)
 
 
@@ -102,15 +157,16 @@ def create(path: Path) -> None:
     write_private(path, os.urandom(32).hex().encode() + b"\n")
 
 
-def load(path: Path) -> Vault:
+def load(path: Path) -> bytes:
     """Read a deployment key. Raise `KeyProblem` if it is missing, unreadable or malformed."""
     text = read_key(path, "deployment key")
     try:
-        return Vault(bytes.fromhex(text.strip()))
+        key = bytes.fromhex(text.strip())
     except ValueError:
-        raise KeyProblem(
-            f"the deployment key {path} is malformed: it must be 64 hexadecimal digits"
-        ) from None
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise KeyProblem(f"the deployment key {path} is malformed: it must be 64 hexadecimal digits")
+    return key
 
 
 def read_key(path: Path, name: str) -> str:

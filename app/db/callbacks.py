@@ -102,7 +102,7 @@ def add_callbacks(
             protocol=protocol.value,
             request_id=request_id,
             url=url,
-            token=None if token is None else vault.encrypt(token, row=_row(callback_id)),
+            token=None if token is None else vault.encrypt(token, row=token_row(callback_id)),
             reported="",
             attempts=0,
             tries=0,
@@ -113,10 +113,11 @@ def add_callbacks(
 
 def token_of(vault: Vault, callback: RequestCallback) -> str | None:
     """Decrypt the token of a callback, if it has one."""
-    return None if callback.token is None else vault.decrypt(callback.token, row=_row(callback.id))
+    return None if callback.token is None else vault.decrypt(callback.token, row=token_row(callback.id))
 
 
-def _row(callback_id: UUID) -> str:
+def token_row(callback_id: UUID) -> str:
+    """Return the row that the token of a callback is bound to."""
     return f"callback/{callback_id}"
 
 

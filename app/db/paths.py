@@ -1,8 +1,14 @@
 """Paths in the storage. An attempt writes only below its own folder, which is named after its token."""
 
+import re
 from uuid import UUID
 
 ATTEMPTS = "attempts"
+DATA_KEYS = "keys"
+DATA_KEY = re.compile(
+    rf"{DATA_KEYS}/(?P<id>[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})(?:\.\w+\.draft)?", re.ASCII
+)
+"""The files of data keys, and unfinished ones."""
 SKETCHES = "sketches"
 
 
@@ -49,3 +55,8 @@ def sketches(model_id: UUID) -> str:
 def sketch(model_id: UUID, version_id: UUID) -> str:
     """Return the path of the curvature sketch at the weights of a version."""
     return f"{sketches(model_id)}/{version_id}"
+
+
+def data_key(key_id: UUID) -> str:
+    """Return the path of a data key's file."""
+    return f"{DATA_KEYS}/{key_id}"

@@ -198,6 +198,23 @@ class EventKind(StrEnum):
     COMPLETED = "completed"
 
 
+class DataKeyPurpose(StrEnum):
+    """What a data key protects. Each purpose has one owner per key: a model, a batch or the deployment."""
+
+    SUBJECTS = "subjects"  # identifiers that wait for a model, and the hashes that count people
+    RECEIPTS = "receipts"  # salts and "no data held" statements of a batch
+    FINGERPRINTS = "fingerprints"  # the hashes by which repeated requests are recognised
+
+
+class DataKeyState(StrEnum):
+    """The states of a data key. Its row is deleted before its file is destroyed."""
+
+    PENDING = "pending"  # its file may not exist yet
+    CURRENT = "current"  # protects what is written now
+    RETIRED = "retired"  # protects what was written earlier, and nothing new
+    DOOMED = "doomed"  # is destroyed as soon as what it still protects is under another key
+
+
 class FailureCause(StrEnum):
     """Why an attempt failed. Metrics use the value as a label."""
 

@@ -25,6 +25,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from app.core.clock import new_id, now
 from app.db import states
+from app.db.key_tables import DataKeyRecord
 from app.db.types import Base, one_of
 
 _BIG = BigInteger().with_variant(Integer(), "sqlite")  # SQLite increments INTEGER keys only
@@ -335,12 +336,17 @@ class Erasure(Base):
 
 
 class IdempotencyKey(Base):
-    """The answer to a request with an `Idempotency-Key`. Key and payload are stored as keyed hashes only."""
+    """The answer to a request with an `Idempotency-Key`. Key and payload are stored as keyed hashes only.
+
+    The hash of the payload is under a data key that is destroyed when the answers of its day have expired.
+    """
 
     __tablename__ = "idempotency_keys"
     tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
     key_hash: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
     fingerprint: Mapped[bytes] = mapped_column(LargeBinary(32))
+    hash_key_id: Mapped[UUID | None] = mapped_column(ForeignKey(DataKeyRecord.id), index=True)
+    """The data key of the fingerprint. Null: an earlier version hashed it under the deployment key."""
     erasure_id: Mapped[UUID] = mapped_column(unique=True)
     answer: Mapped[str] = mapped_column(Text())
     expires_at: Mapped[datetime] = mapped_column(index=True)
@@ -350,6 +356,12 @@ def _open_task_index(name: str, *columns: str) -> Index:
     """Return an index of the tasks that are not fulfilled, which remain few however many have ended."""
     is_open = text("state NOT IN ('completed', 'withdrawn')")
     return Index(name, *columns, sqlite_where=is_open, postgresql_where=is_open)
+
+
+def _data_key_index(column: str) -> Index:
+    """Return an index of the tasks that need a data key. Without it, deleting a key would read all tasks."""
+    needs = text(f"{column} IS NOT NULL")
+    return Index(f"ix_tasks_{column}", column, sqlite_where=needs, postgresql_where=needs)
 
 
 class Task(Base):
@@ -362,6 +374,8 @@ class Task(Base):
         Index("ix_tasks_model_id_state", "model_id", "state"),
         _open_task_index("ix_tasks_open_due_at", "due_at", "erasure_id"),
         _open_task_index("ix_tasks_open_model_id", "model_id", "state", "due_at"),
+        _data_key_index("subject_key_id"),
+        _data_key_index("receipt_key_id"),
     )
     id: Mapped[UUID] = mapped_column(primary_key=True, default=new_id)
     erasure_id: Mapped[UUID] = mapped_column(ForeignKey("erasures.id"), index=True)
@@ -376,6 +390,12 @@ class Task(Base):
     """Until when receipts can be fetched. Their salts are destroyed then, or when they are acknowledged."""
     near_matches: Mapped[int | None]
     """How many people in the data have an identifier close to one that was not found. Shown to the tenant."""
+    subject_key: Mapped[bytes | None] = mapped_column(LargeBinary())
+    """The key of the task's identifiers, encrypted under a data key. Deleted with them."""
+    subject_key_id: Mapped[UUID | None] = mapped_column(ForeignKey(DataKeyRecord.id))
+    receipt_key: Mapped[bytes | None] = mapped_column(LargeBinary())
+    """The key of the task's salts and statements, encrypted under a data key. Deleted with them."""
+    receipt_key_id: Mapped[UUID | None] = mapped_column(ForeignKey(DataKeyRecord.id))
 
 
 def task_is_open() -> ColumnElement[bool]:
@@ -399,11 +419,11 @@ class TaskSubject(Base):
     ordinal: Mapped[int] = mapped_column(primary_key=True)
     identifier: Mapped[bytes | None] = mapped_column(LargeBinary())
     person: Mapped[bytes | None] = mapped_column(LargeBinary(16))
-    """A keyed hash, equal for equal identifiers of a tenant, to count people. Deleted with the identifier."""
+    """A hash to count people, equal for equal identifiers under one data key. Deleted with the identifier."""
     identifier_rule: Mapped[str | None] = mapped_column(String(16))
     """The normalisation rule of the commitment. Null: it is over the identifier as it was sent."""
     salt: Mapped[bytes | None] = mapped_column(LargeBinary())
-    """The salt of the commitment, encrypted (`Vault.seal_salt`)."""
+    """The salt of the commitment, encrypted (`RowCipher.seal_salt`)."""
     commitment: Mapped[bytes | None] = mapped_column(LargeBinary(32))
     leaf: Mapped[bytes | None] = mapped_column(LargeBinary(32))
     """The Merkle leaf of an erased person. It outlives salt and commitment: other receipts' proofs use it."""

@@ -59,7 +59,7 @@ def disable(session: Session, endpoint: WebhookEndpoint, reason: DisabledReason)
 
 def seal_secret(vault: Vault, endpoint_id: UUID, secret: str) -> bytes:
     """Encrypt an endpoint's signing secret for storage."""
-    return vault.encrypt(secret, row=_row(endpoint_id))
+    return vault.encrypt(secret, row=secret_row(endpoint_id))
 
 
 def secrets_of(vault: Vault, endpoint: WebhookEndpoint, moment: datetime) -> list[str]:
@@ -68,10 +68,11 @@ def secrets_of(vault: Vault, endpoint: WebhookEndpoint, moment: datetime) -> lis
     until = endpoint.previous_until
     if endpoint.previous_secret is not None and until is not None and moment < until:
         sealed.append(endpoint.previous_secret)
-    return [vault.decrypt(secret, row=_row(endpoint.id)) for secret in sealed]
+    return [vault.decrypt(secret, row=secret_row(endpoint.id)) for secret in sealed]
 
 
-def _row(endpoint_id: UUID) -> str:
+def secret_row(endpoint_id: UUID) -> str:
+    """Return the row that the secrets of an endpoint are bound to."""
     return f"webhook/{endpoint_id}"
 
 

@@ -26,7 +26,15 @@ from app.core.storage import StorageError
 from app.db import receipts
 from app.db.session import insert_if_absent
 from app.db.tables import IdempotencyKey, Lease, Task, WorkerSeen
-from app.dispatcher import callbacks, liveness, orphan_sweep, outbox, sealing, webhook_delivery
+from app.dispatcher import (
+    callbacks,
+    key_destruction,
+    liveness,
+    orphan_sweep,
+    outbox,
+    sealing,
+    webhook_delivery,
+)
 from app.dispatcher.expiry_clock import ExpiryClock, database_time
 from app.dispatcher.retention import RetentionSweep
 from app.services import Services
@@ -36,6 +44,7 @@ log = logging.get_logger("dispatcher")
 LEASE = "dispatcher"
 WORKER_FORGOTTEN = timedelta(days=1)
 SWEEP_SECONDS = 60.0
+KEY_CHECK_SECONDS = 5.0
 
 
 class Dispatcher:
@@ -60,6 +69,7 @@ class Dispatcher:
         self._heartbeats = liveness.HeartbeatMonitor(steady)
         self._steady, self._next_sweep = steady, steady() + SWEEP_SECONDS
         self._retention = RetentionSweep(services.database, steady)
+        self._next_key_check = steady()
 
     def round(self) -> bool:
         """Do everything that is due. Return False if another dispatcher holds the lease."""
@@ -71,6 +81,7 @@ class Dispatcher:
         self.announce_lost_messages()
         self.send_outbox()
         self.forget_expired()
+        self.destroy_keys()
         self.sweep_orphans()
         return True
 
@@ -94,6 +105,13 @@ class Dispatcher:
     def send_outbox(self) -> None:
         """Send the messages in the outbox."""
         outbox.send_messages(self.services, self._messages)
+
+    def destroy_keys(self) -> None:
+        """Destroy data keys that protected something which is deleted. Look for them every few seconds."""
+        if self._steady() < self._next_key_check:
+            return
+        self._next_key_check = self._steady() + KEY_CHECK_SECONDS
+        key_destruction.destroy_dirty_keys(self.services, self._now())
 
     def sweep_orphans(self) -> None:
         """Delete orphaned files, once a minute, because listing files costs more than a query."""

@@ -22,7 +22,7 @@ def sweep(services: Services) -> int:
     The order makes this safe: list the files, then the running attempts, then the files that are referred to.
     An attempt that has ended by the second step has committed what the third one reads.
     """
-    swept = _sweep_retired(services) + _sweep_sketches(services)
+    swept = _sweep_retired(services) + _sweep_sketches(services) + services.data_keys.sweep_files()
     paths = services.storage.list(ATTEMPTS)
     if not paths:
         return swept

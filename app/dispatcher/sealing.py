@@ -10,6 +10,8 @@ from sqlalchemy import Select, exists, select
 from sqlalchemy.orm import Session
 
 from app.core import logging
+from app.core.storage import StorageError
+from app.core.vault import KeyProblem
 from app.db import transitions
 from app.db.manifest import Manifest
 from app.db.states import OPEN_BATCH, BatchState, ModelState, SealReason, TaskState
@@ -21,6 +23,13 @@ from lethe.policy import Policy
 log = logging.get_logger("dispatcher")
 _WAITING_RETRY = (Batch.state == BatchState.FAILED, Batch.retry_requested)
 DEADLINE_MARGIN = timedelta(days=7)  # a batch is sealed this long before its earliest deadline
+
+
+SEAL_TRIES = 3
+
+
+class _MixedKeys(Exception):
+    """The waiting requests are under several data keys, so equal people cannot be recognised."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +51,27 @@ def seal_due_batches(services: Services, now: datetime) -> None:
     with services.database.reading() as session:
         due = [model.id for model in session.scalars(_waiting_models()) if _reason(session, model, now)]
     for model_id in due:
-        with services.database.writing() as session:
-            _seal(services, session, model_id, now)
+        for _ in range(SEAL_TRIES):
+            try:
+                with services.database.writing() as session:
+                    _seal(services, session, model_id, now)
+                break
+            except _MixedKeys:
+                if not _unify_keys(services, model_id):
+                    break
+
+
+def _unify_keys(services: Services, model_id: UUID) -> bool:
+    """Put the waiting requests of a model under one data key. Return False if that has to wait."""
+    try:
+        services.key_renewal.unify_waiting(model_id)
+    except KeyProblem as problem:
+        log.error("waiting requests cannot be read", model=str(model_id), problem=str(problem))
+    except (OSError, StorageError) as problem:
+        log.warning("could not read data keys", model=str(model_id), problem=type(problem).__name__)
+    else:
+        return True
+    return False
 
 
 def start_waiting_retries(services: Services, now: datetime) -> None:
@@ -66,10 +94,14 @@ def start_waiting_retries(services: Services, now: datetime) -> None:
 def _seal(services: Services, session: Session, model_id: UUID, now: datetime) -> None:
     # FOR NO KEY UPDATE: new requests, which refer to the model, do not have to wait for this lock.
     model = session.scalar(_waiting_models(model_id).with_for_update(key_share=True))
+    if model is not None and transitions.has_mixed_data_keys(session, transitions.waits(model_id)):
+        raise _MixedKeys
     reason = _reason(session, model, now) if model else None
     if model is None or reason is None:  # another dispatcher was faster
         return
     batch = spans.seal(services.tracer, session, model, because=reason, now=now)
+    if batch is not None and transitions.has_mixed_data_keys(session, [Task.batch_id == batch.id]):
+        raise _MixedKeys
     if batch is not None:
         log.info("sealed a batch", batch=str(batch.id), because=reason, subjects=batch.subjects)
 

@@ -281,7 +281,7 @@ def record_request(
     if erasure is None:
         key = callbacks.reference_of(protocol, request_id)
         prepared = service.prepare(services.vault, caller.tenant_id, details, subjects, key)
-        outcome: Answer | ServiceError = record_group(services.database, [prepared])[0]
+        outcome: Answer | ServiceError = record_group(services, [prepared])[0]
         if isinstance(outcome, ServiceError):
             raise outcome
     with services.database.writing() as session:

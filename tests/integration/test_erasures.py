@@ -225,7 +225,7 @@ def test_a_group_is_one_transaction_and_duplicates_in_it_are_replays(
         _prepared(services, tenant, "k1", subject="other"),
         _prepared(services, tenant, "k2"),
     ]
-    answers = recording.record_group(services.database, group)
+    answers = recording.record_group(services, group)
     kinds = [(type(a).__name__, getattr(a, "replayed", None)) for a in answers]
     assert kinds == [
         ("Answer", False),
@@ -247,8 +247,8 @@ def test_one_request_the_database_refuses_does_not_spoil_its_neighbours(
     poisoned = group[2].id
     insert = recording.insert_erasures
 
-    def refusing(session: Any, requests: Any) -> None:
-        insert(session, requests)
+    def refusing(session: Any, requests: Any, keys: Any) -> None:
+        insert(session, requests, keys)
         if any(prepared.id == poisoned for prepared, _ in requests):
             raise DataError("INSERT", {}, Exception("refused"))
 

@@ -32,7 +32,7 @@ def _prepared(
 
 
 def _record(world: World, *group: PreparedErasure) -> list[Any]:
-    return list(record_group(world.services.database, group))
+    return list(record_group(world.services, group))
 
 
 def test_a_replay_behind_a_mismatch_is_still_a_replay(world: World) -> None:

@@ -5,13 +5,15 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
+from uuid import UUID
 
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 
-from app.db.tables import TaskSubject
+from app.core.vault import RowCipher
+from app.db.tables import Task, TaskSubject
 from app.db.types import Base
 from app.services import Services
 from lethe.certificate.commitment import bind_request, subject_digest
@@ -117,10 +119,17 @@ def in_the_clear(services: Services) -> None:
         for row in session.scalars(select(TaskSubject)):
             task_id, ordinal = row.task_id, row.ordinal
             assert row.salt is not None
-            opened = services.vault.open_salt(row.salt, task_id=task_id, ordinal=ordinal)
-            row.salt = bytes.fromhex(opened)
+            cipher = receipt_cipher(services, task_id)
+            row.salt = bytes.fromhex(cipher.open_salt(row.salt, task_id=task_id, ordinal=ordinal))
             if row.no_data is not None:
-                row.no_data = services.vault.open_statement(row.no_data, task_id=task_id, ordinal=ordinal)
+                row.no_data = cipher.open_statement(row.no_data, task_id=task_id, ordinal=ordinal)
+
+
+def receipt_cipher(services: Services, task_id: UUID) -> RowCipher:
+    """Open the cipher of a task's salts and statements."""
+    with services.database.reading() as session:
+        task = session.get_one(Task, task_id)
+    return services.data_keys.receipt_cipher(task_id, task.receipt_key, task.receipt_key_id)
 
 
 def test_no_guess_can_be_tested_against_the_database(asked: Api, services: Services) -> None:
@@ -141,7 +150,9 @@ def test_statements_alone_would_give_away_whom_they_are_about(asked: Api, servic
     with services.database.reading() as session:
         rows = session.scalars(select(TaskSubject).where(TaskSubject.no_data.is_not(None))).all()
     statements = [
-        services.vault.open_statement(row.no_data or b"", task_id=row.task_id, ordinal=row.ordinal)
+        receipt_cipher(services, row.task_id).open_statement(
+            row.no_data or b"", task_id=row.task_id, ordinal=row.ordinal
+        )
         for row in rows
     ]
     assert recovered(statements) == set(PEOPLE[20:])
@@ -155,7 +166,7 @@ def test_a_leaf_cannot_be_tested_without_its_salt(asked: Api, services: Services
     with services.database.reading() as session:
         row = session.scalars(select(TaskSubject).where(TaskSubject.ordinal == 0)).one()
     assert row.salt is not None
-    salt = services.vault.open_salt(row.salt, task_id=row.task_id, ordinal=0)
+    salt = receipt_cipher(services, row.task_id).open_salt(row.salt, task_id=row.task_id, ordinal=0)
     commitment = subject_digest(salt=salt, subject_id=PEOPLE[0])
     opened = leaf_hash(bind_request(salt=salt, request_id=where, commitment=commitment))
     assert opened == row.leaf

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from app.core.clock import now
 from app.db import log_store
-from app.db.receipts import encrypt_stored_salts
-from app.db.tables import LogHead, LogNode, Model, TaskSubject
+from app.db.tables import LogHead, LogNode, Model, Task, TaskSubject
 from app.services import Services
 from lethe.certificate.cli import run_verify
 from lethe.certificate.commitment import subject_digest
@@ -275,17 +274,19 @@ def test_receipts_of_an_earlier_version_are_served_as_what_they_are_and_encrypte
     with services.database.writing() as session:
         for row in session.scalars(select(TaskSubject)):
             assert row.salt is not None
-            opened = services.vault.open_salt(row.salt, task_id=row.task_id, ordinal=row.ordinal)
-            row.salt = bytes.fromhex(opened)
+            task = session.get_one(Task, row.task_id)
+            cipher = services.data_keys.receipt_cipher(task.id, task.receipt_key, task.receipt_key_id)
+            row.salt = bytes.fromhex(cipher.open_salt(row.salt, task_id=row.task_id, ordinal=row.ordinal))
             row.identifier_rule = row.log_index = None
             if row.no_data is not None:
                 row.salt = bytes.fromhex(salt)
                 row.no_data = _first_format(services, where.rpartition("/")[2], salt, raw)
+        session.execute(update(Task).values(receipt_key=None, receipt_key_id=None))
     before = get(ready, f"{where}/receipts")["items"]
     plain = database_bytes(services)
     assert bytes.fromhex(salt) in plain
-    assert encrypt_stored_salts(services.database, services.vault) == 4
-    assert encrypt_stored_salts(services.database, services.vault) == 0
+    assert services.key_renewal.adopt_stored() == 1
+    assert services.key_renewal.adopt_stored() == 0
     left = database_bytes(services)
     assert bytes.fromhex(salt) not in left
     assert before[3]["receipt"]["payload"].encode() in plain

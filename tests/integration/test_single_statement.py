@@ -8,9 +8,11 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.exc import OperationalError
 
+from app.core.data_key import subject_key_row
 from app.db import audit_log
 from app.db.audit_log import AuditEntry
-from app.db.states import ModelState
+from app.db.key_tables import DEPLOYMENT
+from app.db.states import DataKeyPurpose, ModelState
 from app.db.tables import Erasure, Model, Task, TaskSubject
 from app.gateway.erasures.group_commit import GroupCommit
 from app.gateway.erasures.recording import Answer, PreparedErasure, record_group
@@ -37,7 +39,10 @@ def _prepared(world: World, key: str | None = None, *subjects: str, **details: A
 
 
 def _recorder(world: World) -> SingleStatement:
-    recorder = SingleStatement(world.services.database)
+    data_keys = world.services.data_keys
+    data_keys.create(DataKeyPurpose.SUBJECTS, world.models)
+    data_keys.create(DataKeyPurpose.FINGERPRINTS, [DEPLOYMENT])
+    recorder = SingleStatement(world.services)
     recorder.learn_models({world.tenant})
     return recorder
 
@@ -53,7 +58,7 @@ def test_every_column_is_stored_as_the_general_way_stores_it(world: World) -> No
     recorder = _recorder(world)
     assert list(recorder.record([quick])) == [quick.id]
     recorder.close()
-    record_group(world.services.database, [general])
+    record_group(world.services, [general])
     own = {"id", "received_at", "created_at", "due_at"}
     with world.services.database.reading() as session:
         stored = [session.get_one(Erasure, prepared.id) for prepared in (quick, general)]
@@ -67,7 +72,12 @@ def test_every_column_is_stored_as_the_general_way_stores_it(world: World) -> No
         }
         subjects = session.scalars(select(TaskSubject).where(TaskSubject.task_id == tasks[0].id)).all()
         assert [s.identifier for s in sorted(subjects, key=lambda s: s.ordinal)] == list(quick.identifiers)
-        assert [s.person for s in sorted(subjects, key=lambda s: s.ordinal)] == list(quick.people)
+        data_key = world.services.data_keys.open(tasks[0].subject_key_id or DEPLOYMENT)
+        people = [data_key.hash_person(person) for person in quick.people]
+        assert [s.person for s in sorted(subjects, key=lambda s: s.ordinal)] == people
+        assert tasks[0].subject_key is not None
+        task_key = data_key.unwrap(tasks[0].subject_key, row=subject_key_row(tasks[0].id))
+        assert task_key == quick.task_key
 
 
 @pytest.mark.parametrize("state", [ModelState.RETIRED, ModelState.REJECTED])
@@ -158,7 +168,7 @@ def test_every_recorded_request_has_one_entry_in_the_audit_log(world: World) -> 
     first, again, other = (_prepared(world, "k", "a", "b"), _prepared(world, "k"), _prepared(world))
     refused = _prepared(world, None, models=["nowhere"])
     recorder.record([first, refused])
-    record_group(world.services.database, [_prepared(world)])
+    record_group(world.services, [_prepared(world)])
     recorder.record([again, other])
     recorder.close()
     with world.services.database.reading() as session:

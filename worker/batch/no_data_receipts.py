@@ -4,18 +4,20 @@ They are signed and logged while the identifiers are still known. Receipts of er
 of their own: they lead to the certificate's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from uuid import UUID
 
 from sqlalchemy import update
 
 from app.core.clock import now
+from app.core.vault import RowCipher
 from app.db import log_store
 from app.db.states import SubjectOutcome
 from app.db.tables import TaskSubject
 from lethe.certificate.envelope import Envelope
 from lethe.certificate.keys import Signer
 from lethe.certificate.receipt import issue_no_data_held
-from worker.batch.subjects import SubjectEntry, subject_pages
+from worker.batch.subjects import SubjectEntry, receipt_ciphers, subject_pages
 from worker.context import JobContext
 from worker.signing import load_signer
 
@@ -32,16 +34,21 @@ def sign_no_data_receipts(context: JobContext) -> None:
     with subject_pages(context, *unsigned, size=PER_TRANSACTION) as pages:
         for page in pages:
             signer = signer or load_signer(context.services.settings)
-            _log_statements(context, [(entry, _statement(context, entry, signer)) for entry in page], signer)
+            ciphers = receipt_ciphers(context, page)
+            signed = [(entry, _statement(context, entry, ciphers[entry.task_id], signer)) for entry in page]
+            _log_statements(context, signed, ciphers, signer)
 
 
 def _log_statements(
-    context: JobContext, signed: Sequence[tuple[SubjectEntry, Envelope]], signer: Signer
+    context: JobContext,
+    signed: Sequence[tuple[SubjectEntry, Envelope]],
+    ciphers: Mapping[UUID, RowCipher],
+    signer: Signer,
 ) -> None:
     """Append statements to the log and store them in one transaction, with one signature of the head."""
-    vault, settings = context.services.vault, context.services.settings
+    settings = context.services.settings
     rows = [
-        entry.key() | {"no_data": vault.seal_statement(envelope.raw, **entry.key())}
+        entry.key() | {"no_data": ciphers[entry.task_id].seal_statement(envelope.raw, **entry.key())}
         for entry, envelope in signed
     ]
     digests = [envelope.digest for _, envelope in signed]
@@ -52,7 +59,7 @@ def _log_statements(
         session.execute(update(TaskSubject), rows)
 
 
-def _statement(context: JobContext, entry: SubjectEntry, signer: Signer) -> Envelope:
+def _statement(context: JobContext, entry: SubjectEntry, cipher: RowCipher, signer: Signer) -> Envelope:
     assert entry.salt is not None
     return issue_no_data_held(
         request_id=str(entry.erasure_id),
@@ -61,5 +68,5 @@ def _statement(context: JobContext, entry: SubjectEntry, signer: Signer) -> Enve
         model_id=str(context.model.id),
         issued_at=now(),
         signer=signer,
-        salt=context.services.vault.open_salt(entry.salt, **entry.key()),
+        salt=cipher.open_salt(entry.salt, **entry.key()),
     )

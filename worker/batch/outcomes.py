@@ -7,11 +7,12 @@ from uuid import UUID
 
 from sqlalchemy import update
 
-from app.core.vault import Vault
+from app.core.vault import RowCipher
 from app.db.states import SubjectOutcome
 from app.db.tables import Task, TaskSubject
 from lethe.certificate.commitment import commit_subject
-from worker.batch.subjects import PAGE, SubjectEntry, subject_pages
+from worker.batch.subjects import PAGE, SubjectEntry, receipt_ciphers, subject_pages
+from worker.batch.task_keys import prepare_receipt_keys
 from worker.context import JobContext
 
 NearMatches = Mapping[str, Collection[str]]
@@ -41,11 +42,13 @@ def record_outcomes(context: JobContext, findings: Findings) -> tuple[bytes, ...
     Return the Merkle leaves of the people with training rows. If the attempt ends half way, the next one
     replaces what it recorded: nothing reads it before the draw is recorded.
     """
+    prepare_receipt_keys(context)
     leaves: list[bytes] = []
     others: dict[UUID, set[str]] = {}
     with subject_pages(context) as pages:
         for page in pages:
-            rows = [_committed(context.services.vault, entry, findings) for entry in page]
+            ciphers = receipt_ciphers(context, page)
+            rows = [_committed(ciphers[entry.task_id], entry, findings) for entry in page]
             leaves += (row["leaf"] for row in rows if row["leaf"] is not None)
             tasks = {entry.task_id for entry in page}
             with context.writing() as session:
@@ -57,7 +60,7 @@ def record_outcomes(context: JobContext, findings: Findings) -> tuple[bytes, ...
     return tuple(leaves)
 
 
-def _committed(vault: Vault, entry: SubjectEntry, findings: Findings) -> dict[str, Any]:
+def _committed(cipher: RowCipher, entry: SubjectEntry, findings: Findings) -> dict[str, Any]:
     """Return the new values of an entry's row, with a fresh salt."""
     outcome = findings.outcome(entry.identifier)
     commitment = commit_subject(request_id=str(entry.erasure_id), subject_id=entry.identifier)
@@ -65,7 +68,7 @@ def _committed(vault: Vault, entry: SubjectEntry, findings: Findings) -> dict[st
     return entry.key() | {
         "outcome": outcome,
         "identifier_rule": commitment.identifier_rule,
-        "salt": vault.seal_salt(commitment.salt, **entry.key()) if has_receipt else None,
+        "salt": cipher.seal_salt(commitment.salt, **entry.key()) if has_receipt else None,
         "commitment": bytes.fromhex(commitment.commitment) if has_receipt else None,
         "leaf": commitment.leaf() if outcome == SubjectOutcome.ERASED else None,
     }

@@ -15,6 +15,7 @@ from worker.batch.membership import run_membership_test
 from worker.batch.no_data_receipts import sign_no_data_receipts
 from worker.batch.subjects import SubjectEntry, subject_pages
 from worker.batch.suppression import suppress
+from worker.batch.task_keys import destroy_subject_keys
 from worker.context import JobContext
 from worker.imports import sweep_uploads
 
@@ -34,6 +35,7 @@ def purge(context: JobContext) -> None:
         sweep_uploads(context)
         sign_no_data_receipts(context)
         forgotten = forget_identifiers(context, searched)
+    destroy_subject_keys(context)
     empty_write_ahead_log(context)
     with context.writing() as session:
         transitions.complete_batch(session, context.batch_in(session), now())

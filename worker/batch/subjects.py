@@ -4,14 +4,14 @@ A batch can name very many people. Only their identifiers are ever held all at o
 them is written in short transactions, so that other writers do not wait for a large batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, func, select
 
-from app.core.vault import row_of
+from app.core.vault import RowCipher, row_of
 from app.db.tables import Task, TaskSubject
 from lethe.certificate.commitment import normalise_identifier
 from worker.context import JobContext
@@ -30,6 +30,9 @@ class SubjectEntry(NamedTuple):
     """In Unicode normal form C: two forms of one identifier are one person."""
     salt: bytes | None
     """The salt of the commitment, encrypted."""
+    receipt_key: bytes | None
+    """The key of the task's salts and statements, encrypted."""
+    receipt_key_id: UUID | None
 
     def key(self) -> dict[str, Any]:
         """Return the key of the row, for an update of many rows at once."""
@@ -52,6 +55,10 @@ def subject_pages(
             Task.erasure_id,
             TaskSubject.identifier,
             TaskSubject.salt,
+            Task.subject_key,
+            Task.subject_key_id,
+            Task.receipt_key,
+            Task.receipt_key_id,
         )
         .join(Task, Task.id == TaskSubject.task_id)
         .where(Task.batch_id == context.batch.id, TaskSubject.identifier.is_not(None), *which)
@@ -59,21 +66,43 @@ def subject_pages(
     )
     with context.services.database.reading() as session:
         rows = session.execute(query)
-        yield ([_decrypted(context, *row) for row in page] for page in rows.partitions())
+        yield (_decrypted(context, page) for page in rows.partitions())
 
 
-def _decrypted(
-    context: JobContext,
-    task_id: UUID,
-    ordinal: int,
-    erasure_id: UUID,
-    sealed: bytes | None,
-    salt: bytes | None,
-) -> SubjectEntry:
-    assert sealed is not None
-    sent = context.services.vault.decrypt(sealed, row=row_of(erasure_id, ordinal))
-    # An earlier version stored the identifier as it was sent.
-    return SubjectEntry(task_id, ordinal, erasure_id, normalise_identifier(sent), salt)
+def _decrypted(context: JobContext, page: Iterable[Any]) -> list[SubjectEntry]:
+    """Decrypt the rows of a page. The cipher of each task is opened once."""
+    ciphers: dict[UUID, RowCipher] = {}
+    entries = []
+    for row in page:
+        if row.task_id not in ciphers:
+            ciphers[row.task_id] = context.services.data_keys.subject_cipher(
+                row.task_id, row.subject_key, row.subject_key_id
+            )
+        bound_to = row_of(row.erasure_id, row.ordinal)
+        sent = ciphers[row.task_id].decrypt(row.identifier, row=bound_to)
+        # An earlier version stored the identifier as it was sent.
+        entries.append(
+            SubjectEntry(
+                row.task_id,
+                row.ordinal,
+                row.erasure_id,
+                normalise_identifier(sent),
+                row.salt,
+                row.receipt_key,
+                row.receipt_key_id,
+            )
+        )
+    return entries
+
+
+def receipt_ciphers(context: JobContext, page: Iterable[SubjectEntry]) -> dict[UUID, RowCipher]:
+    """Return the ciphers of the receipts of these people's tasks, by task."""
+    tasks = {entry.task_id: entry for entry in page}
+    open_cipher = context.services.data_keys.receipt_cipher
+    return {
+        task_id: open_cipher(task_id, entry.receipt_key, entry.receipt_key_id)
+        for task_id, entry in tasks.items()
+    }
 
 
 def load_identifiers(context: JobContext) -> set[str]:

@@ -1,4 +1,4 @@
-"""Every state change of a model, version, job, batch, task or webhook delivery, in one package.
+"""Every state change of a model, version, job, batch, task, data key or webhook delivery, in one package.
 
 The gateway, the dispatcher and the worker all change states through these functions.
 
@@ -30,6 +30,7 @@ from app.db.transitions.batches import (
     decide,
     discarded,
     draw_recorded,
+    has_mixed_data_keys,
     has_open_batch,
     hold_batch,
     refuse_append,
@@ -41,6 +42,20 @@ from app.db.transitions.batches import (
     waiting_requests,
     waiting_subjects,
     waiting_subjects_by_model,
+    waits,
+)
+from app.db.transitions.data_keys import (
+    activate_data_key,
+    announce_data_key,
+    current_data_keys,
+    delete_data_key,
+    doom_data_keys,
+    doom_dirty_data_keys,
+    doom_unused_data_keys,
+    doomed_data_keys,
+    forget_subject_keys,
+    retire_data_key,
+    retire_fingerprint_keys,
 )
 from app.db.transitions.deliveries import end_delivery, replay_deliveries
 from app.db.transitions.jobs import (
@@ -71,8 +86,10 @@ __all__ = [
     "RUN",
     "TokenLost",
     "accept_model",
+    "activate_data_key",
     "add_event",
     "announce",
+    "announce_data_key",
     "attempt_failed",
     "backoff_after",
     "batch_purging",
@@ -83,15 +100,23 @@ __all__ = [
     "complete_batch",
     "complete_unreached",
     "create_job",
+    "current_data_keys",
     "decide",
+    "delete_data_key",
     "discarded",
     "dispatch",
+    "doom_data_keys",
+    "doom_dirty_data_keys",
+    "doom_unused_data_keys",
+    "doomed_data_keys",
     "draw_recorded",
     "end_delivery",
     "fence",
     "finish_job",
+    "forget_subject_keys",
     "hand_back",
     "has_drawn",
+    "has_mixed_data_keys",
     "has_open_batch",
     "heartbeat",
     "hold_batch",
@@ -103,6 +128,8 @@ __all__ = [
     "reject_model",
     "replay_deliveries",
     "request_retry",
+    "retire_data_key",
+    "retire_fingerprint_keys",
     "retire_model",
     "retry",
     "seal",
@@ -112,6 +139,7 @@ __all__ = [
     "waiting_requests",
     "waiting_subjects",
     "waiting_subjects_by_model",
+    "waits",
     "was_cancelled",
     "withdraw_tasks",
 ]

@@ -15,6 +15,7 @@ from app.db.states import (
     STEPS_ON_ROWS,
     BatchState,
     BatchStep,
+    DataKeyPurpose,
     Decision,
     EventKind,
     HeldReason,
@@ -25,6 +26,7 @@ from app.db.states import (
     TaskState,
 )
 from app.db.tables import Batch, BatchEvent, DrawRecord, Job, Model, Task, TaskSubject
+from app.db.transitions.data_keys import retire_data_key
 from app.db.transitions.jobs import create_job, forget_faults
 from lethe.policy import Policy
 
@@ -38,14 +40,14 @@ def waiting_requests(session: Session, model_id: UUID) -> tuple[int, datetime | 
     row = session.execute(
         select(
             func.coalesce(func.sum(Task.subjects), 0), func.min(Task.created_at), func.min(Task.due_at)
-        ).where(*_waits(model_id))
+        ).where(*waits(model_id))
     ).one()
     return int(row[0]), row[1], row[2]
 
 
 def waiting_subjects(session: Session, model_id: UUID) -> int:
     """Count the people whose erasure from this model waits for a batch. Reads one row per person."""
-    return _people(session, *_waits(model_id))
+    return _people(session, *waits(model_id))
 
 
 def waiting_subjects_by_model(session: Session, model_ids: Sequence[UUID]) -> Mapping[UUID, int]:
@@ -54,13 +56,14 @@ def waiting_subjects_by_model(session: Session, model_ids: Sequence[UUID]) -> Ma
     rows = session.execute(
         select(Task.model_id, func.count(person.distinct()))
         .join(TaskSubject, TaskSubject.task_id == Task.id)
-        .where(*_waits(*model_ids))
+        .where(*waits(*model_ids))
         .group_by(Task.model_id)
     )
     return {row[0]: row[1] for row in rows}
 
 
-def _waits(*model_ids: UUID) -> tuple[ColumnElement[bool], ...]:
+def waits(*model_ids: UUID) -> tuple[ColumnElement[bool], ...]:
+    """Return the condition that a task waits for a batch of one of these models."""
     return Task.model_id.in_(model_ids), Task.batch_id.is_(None), Task.state == TaskState.RECEIVED
 
 
@@ -69,6 +72,12 @@ def _people(session: Session, *which: ColumnElement[bool]) -> int:
     person = func.coalesce(TaskSubject.person, TaskSubject.identifier)
     query = select(func.count(person.distinct())).join(Task, Task.id == TaskSubject.task_id).where(*which)
     return session.scalar(query) or 0
+
+
+def has_mixed_data_keys(session: Session, which: Sequence[ColumnElement[bool]]) -> bool:
+    """Return whether these tasks are under several data keys. Then `_people` may count someone twice."""
+    keys = select(Task.subject_key_id).where(*which).distinct().limit(2)
+    return len(session.scalars(keys).all()) > 1
 
 
 def has_open_batch(session: Session, model_id: UUID) -> bool:
@@ -85,7 +94,7 @@ def seal(session: Session, model: Model, *, because: SealReason, now: datetime) 
     batch = _new_batch(session, model, job, because=because, now=now)
     taken = session.scalars(
         update(Task)
-        .where(*_waits(model.id))
+        .where(*waits(model.id))
         .values(batch_id=batch.id, state=TaskState.BATCHED)
         .returning(Task.due_at)
     ).all()
@@ -97,6 +106,8 @@ def seal(session: Session, model: Model, *, because: SealReason, now: datetime) 
         session.flush()
         session.delete(job)
         return None
+    # What arrives from now on gets another key, so this one can be destroyed with the batch.
+    retire_data_key(session, DataKeyPurpose.SUBJECTS, model.id)
     add_event(session, batch.id, EventKind.SEALED, {"because": because, "subjects": batch.subjects}, now)
     _record_small_batch(session, batch, now)
     return batch

@@ -13,6 +13,7 @@ from app.db import refusals, webhooks
 from app.db.manifest import Manifest
 from app.db.states import JobKind, ModelState, RefusalReason, SubjectOutcome, TaskState, VersionState
 from app.db.tables import Job, Model, Task, TaskSubject, Version
+from app.db.transitions.data_keys import forget_subject_keys
 from app.db.transitions.jobs import create_job
 from app.db.webhooks import NoticeKind
 
@@ -88,6 +89,8 @@ def complete_unreached(session: Session, model: Model, now: datetime) -> Sequenc
         update(Task)
         .where(Task.model_id == model.id, Task.state == TaskState.RECEIVED)
         .values(state=TaskState.COMPLETED, completed_at=now)
-        .returning(Task.erasure_id)
+        .returning(Task.erasure_id, Task.id, Task.subject_key_id)
     )
-    return session.scalars(ended.execution_options(synchronize_session=False)).all()
+    rows = session.execute(ended.execution_options(synchronize_session=False)).all()
+    forget_subject_keys(session, {task_id: key_id for _, task_id, key_id in rows})
+    return [erasure_id for erasure_id, _, _ in rows]

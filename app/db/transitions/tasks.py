@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from app.db.states import TaskState
 from app.db.tables import Model, Task, TaskSubject
+from app.db.transitions.data_keys import forget_subject_keys
 from app.db.webhooks import NoticeKind, add_notice
 
 
@@ -21,11 +22,13 @@ def withdraw_tasks(session: Session, erasure_id: UUID, model: str | None = None)
     )
     if model is not None:
         query = query.where(Task.model_id.in_(select(Model.id).where(Model.name == model)))
-    ended = query.values(state=TaskState.WITHDRAWN).returning(Task.id)
-    withdrawn = session.scalars(ended.execution_options(synchronize_session=False)).all()
+    ended = query.values(state=TaskState.WITHDRAWN).returning(Task.id, Task.subject_key_id)
+    keys = {row[0]: row[1] for row in session.execute(ended.execution_options(synchronize_session=False))}
+    withdrawn = list(keys)
     session.execute(
         update(TaskSubject).where(TaskSubject.task_id.in_(withdrawn)).values(identifier=None, person=None)
     )
+    forget_subject_keys(session, keys)
     if withdrawn:
         add_notice(session, NoticeKind.WITHDRAWN, erasure_id)
     return withdrawn

@@ -113,7 +113,7 @@ async def enter_request(request: Request, caller: ErasureWriter, services: Servi
         prepared = service.prepare(
             services.vault, caller.tenant_id, details, _read_subjects(draft, form), draft.key or None
         )
-        outcome = record_group(services.database, [prepared])[0]
+        outcome = record_group(services, [prepared])[0]
         if isinstance(outcome, ServiceError):
             raise outcome
         return outcome

@@ -103,7 +103,7 @@ def show_erasure(
         try:
             receipt_page = receipts.fetch_receipts(
                 session,
-                services.vault,
+                services.data_keys,
                 caller.tenant_id,
                 erasure_id,
                 model=None,
@@ -133,7 +133,7 @@ def download_receipt(
     with services.database.writing() as session:
         receipt_page = receipts.download_receipts(
             session,
-            services.vault,
+            services.data_keys,
             caller.tenant_id,
             erasure_id,
             model=name,

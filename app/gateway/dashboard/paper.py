@@ -153,7 +153,7 @@ def _receipts(session: Session, services: Any, erasure: Erasure, ordinal: int) -
     try:
         page = receipts.download_receipts(
             session,
-            services.vault,
+            services.data_keys,
             erasure.tenant_id,
             erasure.id,
             model=None,

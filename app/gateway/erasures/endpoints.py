@@ -183,7 +183,7 @@ async def request_bulk_erasure(
         subjects = bulk.read_subjects(request.headers.get("content-type", ""), uploads.chunks(request))
         with _traced(request, services) as trace:
             arguments = (services.vault, caller.tenant_id, details, subjects, idempotency_key, trace)
-            return record_group(services.database, [service.prepare(*arguments)])[0]
+            return record_group(services, [service.prepare(*arguments)])[0]
 
     outcome = await uploads.run(caller.tenant_id, record)
     if isinstance(outcome, ServiceError):
@@ -216,7 +216,7 @@ def list_receipts(
     with services.database.writing() as session:
         return receipts.download_receipts(
             session,
-            services.vault,
+            services.data_keys,
             caller.tenant_id,
             erasure_id,
             model=model,

@@ -16,6 +16,8 @@ from uuid import UUID
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from app.core import logging
+from app.core.storage import StorageUnavailable
+from app.core.vault import KeyProblem
 from app.gateway.erasures.fair_queue import FairQueue
 from app.gateway.erasures.recording import Answer, PreparedErasure, record_group
 from app.gateway.erasures.single_statement import SingleStatement
@@ -28,6 +30,8 @@ MAX_GROUP = 256
 MAX_GROUP_ROWS = 20_000
 MAX_WAITING_ROWS = 1_000_000
 UNKNOWN_MODELS = 100  # assumed of a tenant until its first answer tells how many models it has
+
+_OUTAGES = (StorageUnavailable, OSError, KeyProblem)  # of the storage that holds the data keys
 
 Commit = Callable[[Sequence[PreparedErasure]], list[Answer | BaseException]]
 
@@ -95,7 +99,7 @@ class GroupCommit:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._single_statement = None if services.database.is_sqlite else SingleStatement(services.database)
+        self._single_statement = None if services.database.is_sqlite else SingleStatement(services)
         self._model_counts: dict[UUID, int] = {}
 
     async def __aenter__(self) -> "GroupCommit":
@@ -164,8 +168,8 @@ class GroupCommit:
         if not group:
             return []
         try:
-            outcomes: list[Answer | BaseException] = list(record_group(self._services.database, group))
-        except OperationalError as problem:  # unreachable: single requests would fail as well
+            outcomes: list[Answer | BaseException] = list(record_group(self._services, group))
+        except (OperationalError, *_OUTAGES) as problem:  # single requests would fail as well
             return [problem] * len(group)
         except Exception as problem:
             log.warning(
@@ -188,9 +192,9 @@ class GroupCommit:
 
     def _commit_alone(self, prepared: PreparedErasure) -> Answer | BaseException:
         try:
-            return record_group(self._services.database, [prepared])[0]
+            return record_group(self._services, [prepared])[0]
         except Exception as problem:
-            known = isinstance(problem, ServiceError | OperationalError)
+            known = isinstance(problem, (ServiceError, OperationalError, *_OUTAGES))
             return problem if known else ServiceError(type(problem).__name__)
 
 

@@ -13,9 +13,10 @@ from pydantic import BaseModel, Field
 from sqlalchemy import Row, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from app.core.vault import Vault
+from app.core.vault import RowCipher
 from app.db import audit_log, receipts
 from app.db.audit_log import Action
+from app.db.data_keys import DataKeys
 from app.db.states import SubjectOutcome, TaskState
 from app.db.tables import Certificate, Model, Task, TaskSubject, Version
 from app.gateway.certificates import service as certificates
@@ -71,7 +72,7 @@ class Acknowledgement(BaseModel):
 
 def fetch_receipts(
     session: Session,
-    vault: Vault,
+    data_keys: DataKeys,
     tenant_id: UUID,
     erasure_id: UUID,
     *,
@@ -95,7 +96,7 @@ def fetch_receipts(
             "The salts of these receipts were destroyed, because the receipts were acknowledged or have "
             "expired. They cannot be issued again."
         )
-    documents = _documents(session, vault, erasure.id, rows[:limit])
+    documents = _documents(session, data_keys, erasure.id, rows[:limit])
     last = rows[limit - 1][0] if len(rows) > limit else None
     return ReceiptPage(
         items=[_receipt_view(row, documents) for row in rows[:limit]],
@@ -105,7 +106,7 @@ def fetch_receipts(
 
 def download_receipts(
     session: Session,
-    vault: Vault,
+    data_keys: DataKeys,
     tenant_id: UUID,
     erasure_id: UUID,
     *,
@@ -116,7 +117,7 @@ def download_receipts(
 ) -> ReceiptPage:
     """Return one page of receipts to hand out, and record in the audit log that they were fetched."""
     page = fetch_receipts(
-        session, vault, tenant_id, erasure_id, model=model, ordinal=ordinal, limit=limit, cursor=cursor
+        session, data_keys, tenant_id, erasure_id, model=model, ordinal=ordinal, limit=limit, cursor=cursor
     )
     if issued := sum(item.receipt is not None for item in page.items):
         details = {"receipts": issued}
@@ -174,7 +175,7 @@ def _after(cursor: str) -> Any:
 
 
 def _documents(
-    session: Session, vault: Vault, erasure_id: UUID, rows: Sequence[SubjectRow]
+    session: Session, data_keys: DataKeys, erasure_id: UUID, rows: Sequence[SubjectRow]
 ) -> dict[Position, Document]:
     """Issue the receipts of a page. Takes a constant number of queries."""
     batches: dict[tuple[UUID | None, str], list[TaskSubject]] = defaultdict(list)
@@ -184,11 +185,16 @@ def _documents(
             batches[task.batch_id, digest].append(subject)
         elif subject.outcome == SubjectOutcome.NOT_IN_TRAINING_SET:
             without_data.append(subject)
-    documents = _statements(session, vault, without_data) if without_data else {}
+    tasks = {task.id: task for _, task, _, _, _ in rows}
+    ciphers = {
+        task_id: data_keys.receipt_cipher(task_id, task.receipt_key, task.receipt_key_id)
+        for task_id, task in tasks.items()
+    }
+    documents = _statements(session, ciphers, without_data) if without_data else {}
     leaves = _leaves_by_batch(session, [batch_id for batch_id, _ in batches]) if batches else {}
     for (batch_id, digest), subjects in batches.items():
         issued = issue_receipts(
-            [_commitment(vault, erasure_id, subject) for subject in subjects],
+            [_commitment(ciphers[subject.task_id], erasure_id, subject) for subject in subjects],
             certificate_digest=digest,
             leaves=leaves[batch_id],
         )
@@ -199,7 +205,9 @@ def _documents(
     return documents
 
 
-def _statements(session: Session, vault: Vault, subjects: Sequence[TaskSubject]) -> dict[Position, Document]:
+def _statements(
+    session: Session, ciphers: Mapping[UUID, RowCipher], subjects: Sequence[TaskSubject]
+) -> dict[Position, Document]:
     """Return the "no data held" documents. Statements in the log are proved under its newest tree head."""
     documents: dict[Position, Document] = {}
     logged = [subject.log_index for subject in subjects if subject.log_index is not None]
@@ -208,7 +216,8 @@ def _statements(session: Session, vault: Vault, subjects: Sequence[TaskSubject])
     for subject in subjects:
         assert subject.no_data is not None
         position = (subject.task_id, subject.ordinal)
-        raw = vault.open_statement(subject.no_data, task_id=subject.task_id, ordinal=subject.ordinal)
+        cipher = ciphers[subject.task_id]
+        raw = cipher.open_statement(subject.no_data, task_id=subject.task_id, ordinal=subject.ordinal)
         if (
             subject.log_index is None
         ):  # older statements are not in the log: the signed envelope is the receipt
@@ -221,12 +230,12 @@ def _statements(session: Session, vault: Vault, subjects: Sequence[TaskSubject])
     return documents
 
 
-def _commitment(vault: Vault, erasure_id: UUID, subject: TaskSubject) -> SubjectCommitment:
+def _commitment(cipher: RowCipher, erasure_id: UUID, subject: TaskSubject) -> SubjectCommitment:
     assert subject.salt is not None
     assert subject.commitment is not None
     return SubjectCommitment(
         str(erasure_id),
-        vault.open_salt(subject.salt, task_id=subject.task_id, ordinal=subject.ordinal),
+        cipher.open_salt(subject.salt, task_id=subject.task_id, ordinal=subject.ordinal),
         subject.commitment.hex(),
         IDENTIFIER_RULE if subject.identifier_rule == IDENTIFIER_RULE else None,
     )

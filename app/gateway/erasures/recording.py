@@ -1,6 +1,6 @@
 """Recording prepared erasure requests in SQL, a group at a time, in one transaction."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -14,6 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from app.core.clock import new_id
+from app.core.data_key import DataKey, subject_key_row
 from app.db import audit_log
 from app.db.audit_log import Action, Event
 from app.db.binary_arrays import (
@@ -25,14 +26,16 @@ from app.db.binary_arrays import (
     TimestampArray,
     UuidArray,
 )
-from app.db.session import Database
-from app.db.states import ModelState, TaskState
+from app.db.data_keys import TRIES, DataKeys
+from app.db.key_tables import DEPLOYMENT
+from app.db.states import DataKeyPurpose, ModelState, TaskState
 from app.db.tables import Erasure, IdempotencyKey, Model, Task, TaskSubject
 from app.db.types import Base, UtcDateTime
 from app.gateway.erasures.deadlines import days_late
 from app.gateway.erasures.schemas import ErasureView
 from app.gateway.erasures.views import derived_state, new_task, summarise
-from app.gateway.errors import IdempotencyMismatch, InvalidRequest, ServiceError
+from app.gateway.errors import IdempotencyMismatch, InvalidRequest, ServiceError, Unavailable
+from app.services import Services
 from lethe.certificate.audit_log import Actor
 
 KEY_LIFETIME = timedelta(hours=24)
@@ -76,9 +79,11 @@ class PreparedErasure:
     """A validated request with encrypted identifiers, ready to be written."""
 
     erasure: dict[str, Any]
+    task_key: bytes
+    """The key of the identifiers. It is stored encrypted only, and never logged."""
     identifiers: Sequence[bytes]
     people: Sequence[bytes]
-    """A keyed hash of each identifier, in the same order."""
+    """A keyed hash of each identifier, in the same order. It is hashed again before it is stored."""
     warnings: list[str]
     models: frozenset[str] | None
     """The names of the models, or None for every model of the tenant."""
@@ -140,11 +145,16 @@ class Recorded:
 
     fingerprint: bytes
     answer: Answer
+    hash_key: DataKey | None = None
+    """The data key that the stored fingerprint was hashed under, if any."""
 
     def replay(self, prepared: PreparedErasure) -> Answer | ServiceError:
         """Answer a request that repeats the key: the same answer, or an error if the request differs."""
         assert prepared.idempotency is not None
-        if prepared.idempotency.fingerprint == self.fingerprint:
+        fingerprint = prepared.idempotency.fingerprint
+        if self.hash_key is not None:
+            fingerprint = self.hash_key.hash_fingerprint(fingerprint)
+        if fingerprint == self.fingerprint:
             return self.answer
         return IdempotencyMismatch(
             "This key was used within the last 24 hours with another body or other parameters. Use a new "
@@ -152,18 +162,49 @@ class Recorded:
         )
 
 
-def record_group(database: Database, group: Sequence[PreparedErasure]) -> Sequence[Answer | ServiceError]:
+@dataclass(frozen=True)
+class RecordingKeys:
+    """The current data keys that a group of requests is recorded under."""
+
+    by_model: Mapping[UUID, DataKey]
+    fingerprints: DataKey | None
+
+
+class _KeysMissing(Exception):
+    """Some owners have no current data key. It is raised to leave the transaction, and never escapes."""
+
+    def __init__(self, purpose: DataKeyPurpose, owners: Iterable[UUID]) -> None:
+        super().__init__()
+        self.purpose, self.owners = purpose, list(owners)
+
+
+def record_group(services: Services, group: Sequence[PreparedErasure]) -> Sequence[Answer | ServiceError]:
     """Write the new requests of a group in one transaction, and look up the repeated ones.
 
-    Returns one answer or error per request, in order.
+    Returns one answer or error per request, in order. If a model has no current data key, the key is created
+    first, because its file has to be on disk before anything depends on it.
     """
+    for _ in range(TRIES):
+        try:
+            return _record_group(services, group)
+        except _KeysMissing as missing:
+            services.data_keys.create(missing.purpose, missing.owners)
+    raise Unavailable(
+        "The keys of a model are being replaced. Send the request again in a few seconds.",
+        headers={"Retry-After": "2"},
+    )
+
+
+def _record_group(services: Services, group: Sequence[PreparedErasure]) -> Sequence[Answer | ServiceError]:
     outcomes: dict[UUID, Answer | ServiceError] = {}
-    with database.writing() as session:
-        entries = _resolve_models(session, group, outcomes)
+    with services.database.writing() as session:
+        entries = _resolve_models(session, services.data_keys, group, outcomes)
         leaders = leaders_of(entries)
-        recorded = _claim_keys(session, [entry for entry in leaders if entry.prepared.idempotency])
+        keys = current_keys(session, services.data_keys, leaders)
+        keyed = [entry for entry in leaders if entry.prepared.idempotency]
+        recorded = _claim_keys(session, services.data_keys, keyed, keys)
         fresh = [entry for entry in leaders if entry.prepared.key not in recorded]
-        insert_erasures(session, [(entry.prepared, entry.models) for entry in fresh])
+        insert_erasures(session, [(entry.prepared, entry.models) for entry in fresh], keys)
         audit_log.record_all(session, [entry.event for entry in fresh])
     for entry in fresh:
         outcomes[entry.prepared.id] = entry.answer
@@ -175,6 +216,20 @@ def record_group(database: Database, group: Sequence[PreparedErasure]) -> Sequen
             assert prepared.key is not None
             outcomes[prepared.id] = recorded[prepared.key].replay(prepared)
     return [outcomes[prepared.id] for prepared in group]
+
+
+def current_keys(session: Session, data_keys: DataKeys, entries: Sequence[Entry]) -> RecordingKeys:
+    """Return the current data keys that these requests need, locked until the commit."""
+    models = {model.id for entry in entries for model in entry.models if not model.ends}
+    by_model = data_keys.current(session, DataKeyPurpose.SUBJECTS, models)
+    if missing := models - by_model.keys():
+        raise _KeysMissing(DataKeyPurpose.SUBJECTS, missing)
+    if not any(entry.prepared.idempotency for entry in entries):
+        return RecordingKeys(by_model, None)
+    fingerprints = data_keys.current(session, DataKeyPurpose.FINGERPRINTS, [DEPLOYMENT])
+    if not fingerprints:
+        raise _KeysMissing(DataKeyPurpose.FINGERPRINTS, [DEPLOYMENT])
+    return RecordingKeys(by_model, fingerprints[DEPLOYMENT])
 
 
 def answer_body(prepared: PreparedErasure, models: Models) -> str:
@@ -208,14 +263,14 @@ def answer_body(prepared: PreparedErasure, models: Models) -> str:
     return view.model_dump_json()
 
 
-def insert_erasures(session: Session, requests: Sequence[tuple[PreparedErasure, Models]]) -> None:
+def insert_erasures(
+    session: Session, requests: Sequence[tuple[PreparedErasure, Models]], keys: RecordingKeys
+) -> None:
     """Insert requests, one task per model, and one row per subject and task that is open."""
     if not requests:
         return
-    tasks = [
-        (prepared, task_row(prepared.erasure, model)) for prepared, models in requests for model in models
-    ]
-    subjects = subject_rows(tasks)
+    tasks = [(prepared, task_row(prepared, model, keys)) for prepared, models in requests for model in models]
+    subjects = subject_rows(tasks, keys)
     _insert_all(
         session,
         (Erasure, [prepared.erasure for prepared, _ in requests]),
@@ -226,19 +281,24 @@ def insert_erasures(session: Session, requests: Sequence[tuple[PreparedErasure, 
         _insert_all(session, (TaskSubject, rows))
 
 
-def subject_rows(tasks: Iterable[tuple[PreparedErasure, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+def subject_rows(
+    tasks: Iterable[tuple[PreparedErasure, dict[str, Any]]], keys: RecordingKeys
+) -> Iterator[dict[str, Any]]:
     """Yield one row for each subject and task that is open. An ended task needs no identifiers."""
     for prepared, task in tasks:
         if task["state"] == TaskState.COMPLETED:
             continue
+        task_id, hash_person = task["id"], keys.by_model[task["model_id"]].hash_person
         for i, (sealed, person) in enumerate(zip(prepared.identifiers, prepared.people, strict=True)):
-            yield {"task_id": task["id"], "ordinal": i, "identifier": sealed, "person": person}
+            yield {"task_id": task_id, "ordinal": i, "identifier": sealed, "person": hash_person(person)}
 
 
-def task_row(erasure: dict[str, Any], model: ChosenModel) -> dict[str, Any]:
+def task_row(prepared: PreparedErasure, model: ChosenModel, keys: RecordingKeys) -> dict[str, Any]:
     """Return the row of a new task: this erasure on this model."""
+    task_id, erasure = new_id(), prepared.erasure
+    data_key = None if model.ends else keys.by_model[model.id]
     return {
-        "id": new_id(),
+        "id": task_id,
         "erasure_id": erasure["id"],
         "model_id": model.id,
         "state": (TaskState.COMPLETED if model.ends else TaskState.RECEIVED).value,
@@ -246,11 +306,16 @@ def task_row(erasure: dict[str, Any], model: ChosenModel) -> dict[str, Any]:
         "due_at": erasure["due_at"],
         "created_at": erasure["created_at"],
         "completed_at": erasure["created_at"] if model.ends else None,
+        "subject_key": data_key and data_key.wrap(prepared.task_key, row=subject_key_row(task_id)),
+        "subject_key_id": data_key and data_key.id,
     }
 
 
 def _resolve_models(
-    session: Session, group: Sequence[PreparedErasure], outcomes: dict[UUID, Answer | ServiceError]
+    session: Session,
+    data_keys: DataKeys,
+    group: Sequence[PreparedErasure],
+    outcomes: dict[UUID, Answer | ServiceError],
 ) -> list[Entry]:
     """Return the requests whose models exist.
 
@@ -264,7 +329,7 @@ def _resolve_models(
             models = chosen_models(prepared, targets)
             _check_rows(prepared, models)
         except InvalidRequest as problem:
-            stored = stored_answer(session, prepared)
+            stored = stored_answer(session, data_keys, prepared)
             outcomes[prepared.id] = stored.replay(prepared) if stored else problem
         else:
             entries.append(Entry(prepared, models, answer_body(prepared, models)))
@@ -324,13 +389,15 @@ def _check_rows(prepared: PreparedErasure, models: Models) -> None:
         )
 
 
-def _claim_keys(session: Session, keyed: Sequence[Entry]) -> dict[Key, Recorded]:
+def _claim_keys(
+    session: Session, data_keys: DataKeys, keyed: Sequence[Entry], keys: RecordingKeys
+) -> dict[Key, Recorded]:
     """Insert the idempotency keys that are new. Return what is stored under the others."""
     if not keyed:
         return {}
     now: datetime = keyed[0].prepared.erasure["created_at"]
     insert_into = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
-    rows = [key_row(entry.prepared, entry.body, now) for entry in keyed]
+    rows = [key_row(entry, now, keys) for entry in keyed]
     # The erasure id tells whether our row was inserted: it is unique to this request, while the key may
     # belong to a row of another gateway.
     claimed = set(
@@ -341,32 +408,37 @@ def _claim_keys(session: Session, keyed: Sequence[Entry]) -> dict[Key, Recorded]
     recorded = {}
     for entry in keyed:
         if entry.prepared.id not in claimed:
-            stored = stored_answer(session, entry.prepared)
+            stored = stored_answer(session, data_keys, entry.prepared)
             assert stored is not None
             assert entry.prepared.key is not None
             recorded[entry.prepared.key] = stored
     return recorded
 
 
-def key_row(prepared: PreparedErasure, body: str, now: datetime) -> dict[str, Any]:
+def key_row(entry: Entry, now: datetime, keys: RecordingKeys) -> dict[str, Any]:
     """Return the row that remembers the answer to a request with an idempotency key."""
+    prepared, hash_key = entry.prepared, keys.fingerprints
     assert prepared.idempotency is not None
+    assert hash_key is not None
     return {
         "tenant_id": prepared.erasure["tenant_id"],
         "key_hash": prepared.idempotency.key_hash,
-        "fingerprint": prepared.idempotency.fingerprint,
+        "fingerprint": hash_key.hash_fingerprint(prepared.idempotency.fingerprint),
+        "hash_key_id": hash_key.id,
         "erasure_id": prepared.id,
-        "answer": body,
+        "answer": entry.body,
         "expires_at": now + KEY_LIFETIME,
     }
 
 
-def stored_answer(session: Session, prepared: PreparedErasure) -> Recorded | None:
+def stored_answer(session: Session, data_keys: DataKeys, prepared: PreparedErasure) -> Recorded | None:
     """Return what is stored under the idempotency key of a request, or None."""
     row = None if prepared.key is None else session.get(IdempotencyKey, prepared.key)
     if row is None:
         return None
-    return Recorded(row.fingerprint, Answer(row.answer, f"/v1/erasures/{row.erasure_id}", replayed=True))
+    answer = Answer(row.answer, f"/v1/erasures/{row.erasure_id}", replayed=True)
+    hash_key = None if row.hash_key_id is None else data_keys.open(row.hash_key_id)
+    return Recorded(row.fingerprint, answer, hash_key)
 
 
 # Inserting rows of several tables in few round trips

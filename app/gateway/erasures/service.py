@@ -13,7 +13,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.core.clock import new_id, now
-from app.core.vault import Vault, row_of
+from app.core.data_key import new_task_key
+from app.core.vault import RowCipher, Vault, row_of
 from app.db import audit_log, transitions
 from app.db.audit_log import Action
 from app.db.states import BatchState, SubjectOutcome, TaskOutcome, TaskState
@@ -76,11 +77,16 @@ def prepare(
     idempotency_key: str | None,
     traceparent: str | None = None,
 ) -> PreparedErasure:
-    """Do all work on a request that needs no database: encryption, deadline, fingerprint and warnings."""
+    """Do all work on a request that needs no database: encryption, deadline, fingerprint and warnings.
+
+    The identifiers are encrypted under a key of this request, which is recorded under each model's data key.
+    """
     created = now()
     received = _plausible(details.received_at or created, created)
     erasure_id = new_id()
     unique = list(dict.fromkeys(normalise_identifier(subject) for subject in subjects))
+    task_key = new_task_key()
+    cipher = RowCipher(task_key)
     return PreparedErasure(
         erasure={
             "id": erasure_id,
@@ -94,7 +100,8 @@ def prepare(
             "created_at": created,
             "traceparent": traceparent,
         },
-        identifiers=[vault.encrypt(subject, row=row_of(erasure_id, i)) for i, subject in enumerate(unique)],
+        task_key=task_key,
+        identifiers=[cipher.encrypt(subject, row=row_of(erasure_id, i)) for i, subject in enumerate(unique)],
         people=[vault.person(tenant_id, subject) for subject in unique],
         warnings=identifier_warnings(unique),
         models=None if details.models is None else frozenset(details.models),
@@ -106,7 +113,10 @@ def prepare(
 
 
 def _idempotency(vault: Vault, key: str, details: ErasureDetails, subjects: Sequence[str]) -> Idempotency:
-    """Return keyed hashes: neither the key nor the request can be read or guessed from the database."""
+    """Return keyed hashes: neither the key nor the request can be read or guessed from the database.
+
+    The fingerprint is hashed again, under a data key, before it is stored.
+    """
     payload = "\0".join([details.model_dump_json(exclude={"subjects"}), *subjects])
     return Idempotency(
         key_hash=vault.keyed_hash(key, purpose="idempotency key"),

@@ -1,8 +1,8 @@
 """Recording a group of erasure requests with one SQL statement, on PostgreSQL.
 
-The statement relies on the models that this gateway saw last: it inserts nothing if the live models of a
-tenant, or their states, have changed since. Whatever is not inserted, such as a repeated idempotency key, is
-left to `recording.record_group`.
+The statement relies on the models and data keys that this gateway saw last: it inserts nothing if the live
+models of a tenant, their states or the current keys have changed since. Whatever is not inserted, such as a
+repeated idempotency key, is left to `recording.record_group`.
 
 The entries of the audit log are written in the same transaction. Their hashes depend on the newest entry of
 the tenant, which is read under a lock, so a group takes two round trips: one for the statement, the lock and
@@ -22,15 +22,17 @@ from sqlalchemy.exc import OperationalError
 from app.db import audit_log
 from app.db.audit_log import AuditEntry
 from app.db.binary_arrays import BinaryArray, TextArray, UuidArray
-from app.db.session import Database
-from app.db.states import ModelState
+from app.db.key_tables import DEPLOYMENT
+from app.db.states import DataKeyPurpose, DataKeyState, ModelState
 from app.db.tables import Erasure, IdempotencyKey, Task, TaskSubject
 from app.db.types import Base
 from app.gateway.erasures.recording import (
     INSERT_ROWS,
     Answer,
     Entry,
+    Models,
     PreparedErasure,
+    RecordingKeys,
     Rows,
     Targets,
     answer_body,
@@ -42,6 +44,7 @@ from app.gateway.erasures.recording import (
     task_row,
 )
 from app.gateway.errors import InvalidRequest
+from app.services import Services
 from lethe.certificate.audit_log import first_hash
 
 IDLE_SECONDS = 1.0  # after a longer pause, the pool checks that the connection still works
@@ -58,9 +61,10 @@ _NEWEST_ENTRIES = (
 class SingleStatement:
     """Records groups on a connection of its own. Only one thread may use it."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, services: Services) -> None:
+        self._database, self._data_keys = services.database, services.data_keys
         self._models: Targets = {}
+        self._keys = RecordingKeys({}, None)
         self._connection: Connection | None = None
         self._used_at = 0.0
 
@@ -83,6 +87,11 @@ class SingleStatement:
             self._models.clear()
         with self._database.reading() as session:
             found = live_models(session, tenants)
+            models = [model.id for tenant in found.values() for model in tenant.values()]
+            keys = self._data_keys.current(session, DataKeyPurpose.SUBJECTS, models)
+            shared = self._data_keys.current(session, DataKeyPurpose.FINGERPRINTS, [DEPLOYMENT])
+        by_model = {**self._keys.by_model, **keys} if self._models else keys
+        self._keys = RecordingKeys(by_model, shared.get(DEPLOYMENT))
         self._models |= {tenant: found.get(tenant, {}) for tenant in tenants}
 
     def close(self) -> None:
@@ -100,8 +109,15 @@ class SingleStatement:
                 models = chosen_models(prepared, self._models)
             except InvalidRequest:
                 continue
+            if not self._has_keys(prepared, models):
+                continue
             if len(models) * len(prepared.identifiers) <= INSERT_ROWS:
                 yield Entry(prepared, models, answer_body(prepared, models))
+
+    def _has_keys(self, prepared: PreparedErasure, models: Models) -> bool:
+        if prepared.idempotency is not None and self._keys.fingerprints is None:
+            return False
+        return all(model.ends or model.id in self._keys.by_model for model in models)
 
     def _insert(self, entries: Sequence[Entry]) -> set[UUID]:
         """Insert requests and return the ids of those that are stored now."""
@@ -110,15 +126,15 @@ class SingleStatement:
         ids, states = [model.id for model in known], [model.state.value for model in known]
         keyed = [entry for entry in entries if entry.prepared.idempotency]
         tasks = [
-            (entry.prepared, task_row(entry.prepared.erasure, model))
+            (entry.prepared, task_row(entry.prepared, model, self._keys))
             for entry in entries
             for model in entry.models
         ]
         tables: list[tuple[type[Base], Rows]] = [
-            (IdempotencyKey, [_key_row(entry) for entry in keyed]),
+            (IdempotencyKey, [_key_row(entry, self._keys) for entry in keyed]),
             (Erasure, [entry.prepared.erasure for entry in entries]),
             (Task, [task for _, task in tasks]),
-            (TaskSubject, list(subject_rows(tasks))),
+            (TaskSubject, list(subject_rows(tasks, self._keys))),
         ]
         filled = [(table, rows) for table, rows in tables if rows]
         statement = _statement(tuple((table, tuple(rows[0])) for table, rows in filled))
@@ -126,6 +142,7 @@ class SingleStatement:
             UuidArray.of(list(tenants)),
             UuidArray.of(ids),
             TextArray.of(states),
+            UuidArray.of(self._needed_keys(entries)),
         ]
         if keyed:
             unkeyed = [entry.prepared.id for entry in entries if not entry.prepared.idempotency]
@@ -133,6 +150,14 @@ class SingleStatement:
         for table, rows in filled:
             parameters += column_arrays(table, rows)
         return self._execute(statement, parameters, entries)
+
+    def _needed_keys(self, entries: Sequence[Entry]) -> list[UUID]:
+        """Return the data keys that the rows refer to, each once."""
+        models = {model.id for entry in entries for model in entry.models if not model.ends}
+        needed = [self._keys.by_model[model].id for model in models]
+        if self._keys.fingerprints is not None and any(entry.prepared.idempotency for entry in entries):
+            needed.append(self._keys.fingerprints.id)
+        return needed
 
     def _execute(
         self, statement: str, parameters: Sequence[BinaryArray], entries: Sequence[Entry]
@@ -205,8 +230,8 @@ def _first_of_each_key(group: Iterable[PreparedErasure]) -> list[PreparedErasure
     return others + [first[key] for key in sorted(first)]
 
 
-def _key_row(entry: Entry) -> dict[str, Any]:
-    return key_row(entry.prepared, entry.body, entry.prepared.erasure["created_at"])
+def _key_row(entry: Entry, keys: RecordingKeys) -> dict[str, Any]:
+    return key_row(entry, entry.prepared.erasure["created_at"], keys)
 
 
 @lru_cache(maxsize=16)
@@ -214,15 +239,18 @@ def _statement(shape: tuple[tuple[type[Base], tuple[str, ...]], ...]) -> str:
     """Build the SQL from the names of our own tables and columns. All values are parameters.
 
     The live models are locked against retirement and rejection, as inserting a task does anyway, and compared
-    with the known ones. Each table takes the rows whose parents were inserted.
+    with the known ones. Each table takes the rows whose parents were inserted. Every data key must be
+    current, and the foreign keys ensure that it is not deleted before the commit.
     """
     columns = dict(shape)
     steps = [
         "live AS MATERIALIZED (SELECT id, state FROM models WHERE tenant_id = ANY(%s) "  # noqa: S608
         f"AND state <> '{ModelState.RETIRED}' FOR KEY SHARE)",
-        "agreed AS MATERIALIZED "
+        "agreed AS MATERIALIZED "  # noqa: S608
         "(SELECT coalesce((SELECT array_agg(id ORDER BY id) FROM live), '{}') = %s AND "
-        "coalesce((SELECT array_agg(state::text ORDER BY id) FROM live), '{}') = %s AS ok)",
+        "coalesce((SELECT array_agg(state::text ORDER BY id) FROM live), '{}') = %s AND NOT EXISTS "
+        "(SELECT FROM unnest(%s) AS needed LEFT JOIN data_keys AS key ON key.id = needed "
+        f"AND key.state = '{DataKeyState.CURRENT}' WHERE key.id IS NULL) AS ok)",
     ]
     erasures = "(SELECT ok FROM agreed)"
     if IdempotencyKey in columns:

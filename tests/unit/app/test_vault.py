@@ -38,10 +38,10 @@ def test_hashes_differ_by_purpose_and_by_key() -> None:
 def test_the_key_is_made_once_and_private(tmp_path: Path) -> None:
     path = tmp_path / "keys" / "deployment.key"
     create(path)
-    sealed = load(path).encrypt("ada", row="r")
+    sealed = Vault(load(path)).encrypt("ada", row="r")
     create(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert load(path).decrypt(sealed, row="r") == "ada"
+    assert Vault(load(path)).decrypt(sealed, row="r") == "ada"
     assert list(path.parent.iterdir()) == [path]
 
 
