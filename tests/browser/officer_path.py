@@ -259,7 +259,12 @@ class OfficerPath:
     def _print(self, name: str, most: int) -> None:
         """Print the page to a PDF with at most so many sheets of paper."""
         content = self.page.pdf(prefer_css_page_size=True, path=self.folder / f"{name}.pdf")
-        assert len(re.findall(rb"/Type\s*/Page\b(?!s)", content)) <= most
+        assert count_sheets(content) <= most
+
+
+def count_sheets(pdf: bytes) -> int:
+    """Return the number of sheets of paper in a PDF file."""
+    return len(re.findall(rb"/Type\s*/Page\b(?!s)", pdf))
 
 
 def scan(code: Locator) -> str:

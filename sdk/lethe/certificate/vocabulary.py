@@ -37,7 +37,8 @@ Limit = Literal[
 RegistrationWarning = Literal["features-look-standardised"]
 
 REFERENCES: Final[dict[Reference, str]] = {
-    "retained-minimiser": "the minimiser of the objective on the retained records, released with the same noise",
+    "retained-minimiser": "the model that retraining on the retained records gives (the minimiser of the "
+    "objective), released with the same noise",
     "retained-stationary-point": "the only stationary point of the objective on the retained records near the "
     "released one (a strict local minimiser), released with the same noise",
     "itself": "itself: training from the anchor on the retained records alone, released with noise",
