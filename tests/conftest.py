@@ -74,7 +74,8 @@ def postgres_url() -> Iterator[str]:
 
     server = get_server(folder, cleanup_mode="delete")
     # Tests kill processes and never the machine, so nothing here needs to survive a loss of power.
-    for setting in ("fsync", "full_page_writes"):
+    # Nor should it start to clean up at a moment of its own choice.
+    for setting in ("fsync", "full_page_writes", "autovacuum"):
         server.psql(f"ALTER SYSTEM SET {setting} = off")
     server.psql("SELECT pg_reload_conf()")
     yield server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
