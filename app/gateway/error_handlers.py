@@ -118,8 +118,8 @@ async def _storage_error(request: Request, error: Exception) -> Problem:
 async def _key_error(request: Request, error: Exception) -> Problem:
     log.error("a key cannot be used", problem=str(error))
     detail = (
-        "A key that this needs is missing from the service or damaged. Nothing was changed. Its operators find "
-        "the reason in the log of the gateway; try again when they have restored it."
+        "A key that this needs is missing from the service or damaged. Nothing was changed. The log of the "
+        "gateway tells its operators which one. Try again when they have restored it."
     )
     return respond(request, errors.Unavailable(detail, headers={"Retry-After": "60"}))
 
