@@ -25,6 +25,7 @@ from app.db.states import DataKeyPurpose, DataKeyState
 
 log = logging.get_logger("data keys")
 CACHED_KEYS = 4096
+MAX_LOGGED = 10
 TRIES = 10
 
 
@@ -186,7 +187,8 @@ class DataKeys:
             with self._database.writing() as session:
                 lost = transitions.retire_lost_data_keys(session, missing)
             if lost:
-                log.error("files of data keys are missing from the storage", keys=[str(key) for key in lost])
+                names = ", ".join(paths.data_key(key_id) for key_id in lost[:MAX_LOGGED])
+                log.error("files of data keys are missing from the storage", files=len(lost), problem=names)
 
     def _destroy_file(self, key_id: UUID) -> None:
         self._forget(key_id)
