@@ -51,12 +51,12 @@ def new_task_key() -> bytes:
 
 def subject_key_row(task_id: UUID) -> str:
     """Return the row that the key of a task's identifiers is bound to."""
-    return f"subject key/{task_id}"
+    return f"subject key/{task_id.hex}"
 
 
 def receipt_key_row(task_id: UUID) -> str:
     """Return the row that the key of a task's receipts is bound to."""
-    return f"receipt key/{task_id}"
+    return f"receipt key/{task_id.hex}"
 
 
 def new_secret() -> bytes:

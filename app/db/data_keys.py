@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from app.core import data_key
+from app.core import data_key, logging
 from app.core.clock import now
 from app.core.data_key import DataKey, receipt_key_row, subject_key_row
 from app.core.storage import Storage, StorageError, StorageUnavailable
@@ -21,9 +21,11 @@ from app.core.vault import KeyProblem, RowCipher, Vault
 from app.db import paths, transitions
 from app.db.key_tables import DataKeyRecord, DestroyedDataKey
 from app.db.session import Database
-from app.db.states import DataKeyPurpose
+from app.db.states import DataKeyPurpose, DataKeyState
 
+log = logging.get_logger("data keys")
 CACHED_KEYS = 4096
+MAX_LOGGED = 10
 TRIES = 10
 
 
@@ -166,15 +168,27 @@ class DataKeys:
         listed before the rows are read, and has none, is of no use.
         """
         listed = self._storage.list(paths.DATA_KEYS)
-        if not listed:
-            return 0
         with self._database.reading() as session:
-            known = {str(key_id) for key_id in session.scalars(select(DataKeyRecord.id))}
+            rows = session.execute(select(DataKeyRecord.id, DataKeyRecord.state)).all()
+        known = {str(key_id) for key_id, _ in rows}
+        expected = [key_id for key_id, state in rows if state != DataKeyState.PENDING]
+        self._report_missing(set(listed), expected)
         matches = [paths.DATA_KEY.fullmatch(path) for path in listed]
         orphans = [match[0] for match in matches if match is not None and match["id"] not in known]
         if orphans:
             self._storage.delete(*orphans)
         return len(orphans)
+
+    def _report_missing(self, listed: set[str], expected: Iterable[UUID]) -> None:
+        """Log the keys without a file, and let nothing more be recorded under them."""
+        suspects = [key_id for key_id in expected if paths.data_key(key_id) not in listed]
+        missing = [key_id for key_id in suspects if not self._storage.exists(paths.data_key(key_id))]
+        if missing:
+            with self._database.writing() as session:
+                lost = transitions.retire_lost_data_keys(session, missing)
+            if lost:
+                names = ", ".join(paths.data_key(key_id) for key_id in lost[:MAX_LOGGED])
+                log.error("files of data keys are missing from the storage", files=len(lost), problem=names)
 
     def _destroy_file(self, key_id: UUID) -> None:
         self._forget(key_id)

@@ -23,6 +23,7 @@ from app.core.clock import new_id, now
 from app.core.queue import Messages, RqMessages
 from app.core.settings import Settings, SettingsError
 from app.core.storage import StorageError
+from app.core.vault import KeyProblem
 from app.db import receipts
 from app.db.session import insert_if_absent
 from app.db.tables import IdempotencyKey, Lease, Task, WorkerSeen
@@ -122,6 +123,9 @@ class Dispatcher:
             deleted = orphan_sweep.sweep(self.services)
         except (OSError, StorageError) as problem:  # sealing and sending do not need the storage
             log.warning("could not sweep orphaned files", problem=type(problem).__name__)
+            return
+        except KeyProblem as problem:
+            log.error("could not sweep orphaned files", problem=str(problem))
             return
         if deleted:
             log.info("deleted orphaned files", files=deleted)

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from app.core import logging
 from app.core.storage import StorageUnavailable
+from app.core.vault import KeyProblem
 from app.gateway import errors
 from app.gateway.json_body import BodyRefused
 from lethe.certificate.validation import validation_message
@@ -55,6 +56,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(OperationalError, _database_error)
     app.add_exception_handler(IntegrityError, _integrity_error)
     app.add_exception_handler(StorageUnavailable, _storage_error)
+    app.add_exception_handler(KeyProblem, _key_error)
     app.add_exception_handler(OSError, _disk_error)
     app.add_exception_handler(ClientDisconnect, _client_disconnected)
     app.add_exception_handler(Exception, _unexpected)
@@ -111,6 +113,15 @@ async def _storage_error(request: Request, error: Exception) -> Problem:
     _storage_outage.failed(error)
     detail = "The file storage cannot be reached. Try again in a few seconds."
     return respond(request, errors.Unavailable(detail, headers={"Retry-After": "5"}))
+
+
+async def _key_error(request: Request, error: Exception) -> Problem:
+    log.error("a key cannot be used", problem=str(error))
+    detail = (
+        "A key that this needs is missing from the service or damaged. Nothing was changed. The log of the "
+        "gateway tells its operators which one. Try again when they have restored it."
+    )
+    return respond(request, errors.Unavailable(detail, headers={"Retry-After": "60"}))
 
 
 async def _disk_error(request: Request, error: Exception) -> Problem:

@@ -412,6 +412,39 @@ def test_a_batch_whose_key_is_unreadable_waits_and_says_so(
     other.close()
 
 
+def test_nothing_more_is_recorded_under_a_key_whose_file_is_missing(world: World, start: Start) -> None:
+    services = world.services
+    lost = key_of(services, record(world, "a"))
+    kept = b"".join(services.storage.read(paths.data_key(lost)))
+    services.storage.delete(paths.data_key(lost))
+    orphan_sweep.sweep(services)
+    saved = record(world, "b")  # this gateway has opened the lost key and could go on using it
+    assert key_of(services, saved) != lost
+    assert identifiers(start(services.settings), saved) == ["b"]
+    assert lost in keys(services, DataKeyState.RETIRED), "in case the file comes back"
+    services.storage.write(paths.data_key(lost), [kept])
+    orphan_sweep.sweep(services)
+    assert paths.data_key(lost) in files(services)
+
+
+def test_a_request_that_needs_an_unreadable_key_is_refused_with_what_to_do(
+    gateway: TestClient, admin: Headers, services: Services
+) -> None:
+    create_model(gateway, admin)
+    services.data_keys.create(DataKeyPurpose.SUBJECTS, [_only_model(services)])
+    services.storage.delete(paths.DATA_KEYS)
+    answer = gateway.post("/v1/erasures", json={"subjects": ["a"], "models": ["toy"]}, headers=admin)
+    assert answer.status_code == 503
+    assert "missing from the service or damaged" in answer.json()["detail"]
+    with services.database.reading() as session:
+        assert session.scalar(select(func.count()).select_from(Erasure)) == 0
+
+
+def _only_model(services: Services) -> UUID:
+    with services.database.reading() as session:
+        return session.scalars(select(Model.id)).one()
+
+
 # Withdrawals, sealing and counting
 
 

@@ -21,23 +21,25 @@ def prepare_receipt_keys(context: JobContext) -> None:
     batch_id, data_keys = context.batch.id, context.services.data_keys
     keyless = select(Task.id).where(Task.batch_id == batch_id, Task.receipt_key_id.is_(None))
     while True:
-        data_keys.create(DataKeyPurpose.RECEIPTS, [batch_id])
         with context.writing() as session:
             tasks = session.scalars(keyless.order_by(Task.id).limit(TASKS_PER_TRANSACTION)).all()
             if not tasks:
                 return
             data_key = data_keys.current(session, DataKeyPurpose.RECEIPTS, [batch_id]).get(batch_id)
-            if data_key is None:  # it was replaced a moment ago
-                continue
-            rows = [
-                {
-                    "id": task_id,
-                    "receipt_key": data_key.wrap(new_task_key(), row=receipt_key_row(task_id)),
-                    "receipt_key_id": data_key.id,
-                }
-                for task_id in tasks
-            ]
-            session.execute(update(Task), rows)
+            if data_key is not None:
+                rows = [
+                    {
+                        "id": task_id,
+                        "receipt_key": data_key.wrap(new_task_key(), row=receipt_key_row(task_id)),
+                        "receipt_key_id": data_key.id,
+                    }
+                    for task_id in tasks
+                ]
+                session.execute(update(Task), rows)
+        if data_key is None:
+            data_keys.create(DataKeyPurpose.RECEIPTS, [batch_id])
+        elif len(tasks) < TASKS_PER_TRANSACTION:
+            return
 
 
 def destroy_subject_keys(context: JobContext) -> None:

@@ -56,6 +56,7 @@ from app.db.transitions.data_keys import (
     forget_subject_keys,
     retire_data_key,
     retire_fingerprint_keys,
+    retire_lost_data_keys,
 )
 from app.db.transitions.deliveries import end_delivery, replay_deliveries
 from app.db.transitions.jobs import (
@@ -130,6 +131,7 @@ __all__ = [
     "request_retry",
     "retire_data_key",
     "retire_fingerprint_keys",
+    "retire_lost_data_keys",
     "retire_model",
     "retry",
     "seal",

@@ -87,6 +87,13 @@ def doom_dirty_data_keys(session: Session, before: datetime) -> None:
     )
 
 
+def retire_lost_data_keys(session: Session, keys: Collection[UUID]) -> Sequence[UUID]:
+    """current → retired, for keys whose file is missing. Return which of these keys there are."""
+    lost = DataKeyRecord.id.in_(keys)
+    _change(session, DataKeyState.RETIRED, lost, DataKeyRecord.state == DataKeyState.CURRENT)
+    return session.scalars(select(DataKeyRecord.id).where(lost).order_by(DataKeyRecord.id)).all()
+
+
 def retire_fingerprint_keys(session: Session, before: datetime) -> None:
     """current → retired, for the key of fingerprints if it was created before this time."""
     _change(
