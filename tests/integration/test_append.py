@@ -23,6 +23,7 @@ from tests.integration.model_api import Api, Headers, newest_statement, register
 from worker import imports, queue
 from worker.batch import purge
 from worker.context import JobContext
+from worker.data import page_headers
 from worker.jobs import JOBS
 
 
@@ -88,6 +89,17 @@ def test_a_part_sent_while_the_erasure_runs_is_searched_before_the_identifiers_a
     assert held.keys() == {"part0", "h0", "part2", "part3"}
     assert all(subjects.isdisjoint({"s1", "s2"}) for subjects in held.values())
     assert len(services.storage.list("datasets") + services.storage.list("attempts")) == 5
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_staged_file_whose_pages_claim_too_much_is_dropped_without_reading_it(
+    ready: Api, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready.put("dataset/part1", dataset(rows=40, seed=9))
+    monkeypatch.setattr(page_headers, "LARGEST_PAGE", 10)
+    ready.erase("s1", "s2")
+    work(services)
+    assert subjects_held(services).keys() == {"part0", "h0"}
 
 
 def test_a_staged_file_with_a_broken_footer_is_dropped_but_an_outage_drops_nothing(

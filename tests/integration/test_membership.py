@@ -52,8 +52,9 @@ def test_a_policy_may_ask_for_a_membership_test_before_the_rows_are_purged(
     assert (found["state"], found["result"]) == ("failed", None)
     assert "fewer than 20 erased people" in found["error"], "fifty records of ten people"
     # The earlier test was about rows of people who are erased now.
-    earlier = api.gateway.get(f"/v1/certificates/{certificate}/membership", headers=api.headers)
+    earlier = api.gateway.get(f"{certificate}/membership", headers=api.headers)
     assert earlier.status_code == 404
+    assert "later erasures delete earlier tests" in earlier.json()["detail"]
 
 
 def test_a_failing_membership_test_does_not_prevent_the_purge(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 import psycopg
-from sqlalchemy import BigInteger, Integer, LargeBinary, String, Uuid, insert, select
+from sqlalchemy import BigInteger, Connection, Integer, LargeBinary, String, Uuid, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -457,7 +457,8 @@ def _insert_all(session: Session, *tables: tuple[type[Base], Rows]) -> None:
     """Insert rows of several tables, parents before children.
 
     PostgreSQL gets one statement for all tables, with each column as an array. It checks foreign keys when
-    the statement ends. SQLite has no round trips to save.
+    the statement ends. SQLite has no round trips to save, but every other writer waits for this transaction,
+    so the values are passed to the driver without building a statement for each row.
     """
     filled = [(table, rows) for table, rows in tables if rows]
     if not filled:
@@ -465,11 +466,29 @@ def _insert_all(session: Session, *tables: tuple[type[Base], Rows]) -> None:
     connection = session.connection()
     if connection.dialect.name != "postgresql":
         for table, rows in filled:
-            connection.execute(insert(table), rows)
+            _insert_rows(connection, table, rows)
         return
     raw = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
     statement = _insert_statement(tuple((table, tuple(rows[0])) for table, rows in filled))
     raw.execute(statement, [array for table, rows in filled for array in column_arrays(table, rows)])
+
+
+def _insert_rows(connection: Connection, table: type[Base], rows: Rows) -> None:
+    """Insert rows that have the same columns, and a value for each column that may not be null."""
+    columns = tuple(rows[0])
+    names, marks = ", ".join(columns), ", ".join("?" for _ in columns)
+    kinds = [table.__table__.columns[column].type.dialect_impl(connection.dialect) for column in columns]
+    converters = [
+        None if isinstance(kind, LargeBinary) else kind.bind_processor(connection.dialect) for kind in kinds
+    ]  # the driver takes bytes as they are
+    values = [
+        [row[column] for row in rows]
+        if convert is None
+        else [None if row[column] is None else convert(row[column]) for row in rows]
+        for column, convert in zip(columns, converters, strict=True)
+    ]
+    statement = f"INSERT INTO {table.__tablename__} ({names}) VALUES ({marks})"  # noqa: S608
+    connection.exec_driver_sql(statement, [*zip(*values, strict=True)])
 
 
 def column_arrays(table: type[Base], rows: Rows) -> list[BinaryArray]:
