@@ -1,6 +1,7 @@
 """FastAPI dependencies that authenticate the caller and check its scopes."""
 
 import asyncio
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -128,12 +129,9 @@ async def _look_up_in_time(services: Services, callers: CallerCache, credentials
     A thread that waits for a database that hangs cannot be stopped. It must not be one of those that other
     requests need.
     """
-    looking = asyncio.get_running_loop().run_in_executor(
-        callers.threads, _look_up, services, callers, credentials
-    )
     try:
         async with asyncio.timeout(services.settings.database_seconds):
-            return await looking
+            return await callers.look_up(credentials, partial(_look_up, services))
     except TimeoutError:
         log.error("the database does not answer", waiting_for="an API key")
         raise Unavailable(
@@ -141,12 +139,9 @@ async def _look_up_in_time(services: Services, callers: CallerCache, credentials
         ) from None
 
 
-def _look_up(services: Services, callers: CallerCache, credentials: str) -> Caller | None:
+def _look_up(services: Services, credentials: str) -> Caller | None:
     with services.database.reading() as session:
-        caller = service.authenticate(session, credentials)
-    if caller is not None:
-        callers.put(credentials, caller)
-    return caller
+        return service.authenticate(session, credentials)
 
 
 HasKey = Annotated[Caller, Depends(RequireKey())]
