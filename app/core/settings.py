@@ -79,8 +79,8 @@ class Settings(BaseSettings):
         10.0,
         gt=0,
         le=600,
-        description="How long a gateway waits for the database to check an API key or to record an erasure "
-        "request before it answers 503.",
+        description="How long a gateway waits for each answer of the database before it gives up and answers "
+        "503. PostgreSQL ends a statement of a gateway that takes longer.",
     )
     requests_per_minute_per_key: int = Field(
         300_000,

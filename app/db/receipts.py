@@ -7,7 +7,7 @@ from sqlalchemy import Select, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from app.core.vault import PLAIN_STATEMENT, SALT_BYTES, Vault, is_plain_statement
-from app.db.session import Database
+from app.db.session import Database, allow_long_statements
 from app.db.tables import Batch, Task, TaskSubject
 from lethe.policy import Policy
 
@@ -25,6 +25,7 @@ def destroy_salts(session: Session, tasks: Select[UUID]) -> int:
     From then on, nobody can link these people to a certificate or test a guessed identifier. The Merkle
     leaves stay: without their salts they reveal nothing, and the receipts of other people need them.
     """
+    allow_long_statements(session)  # there may be millions of subjects
     ended = update(Task).where(Task.id.in_(tasks)).values(receipts_until=None).returning(Task.id)
     ids = session.scalars(ended.execution_options(synchronize_session=False)).all()
     session.execute(

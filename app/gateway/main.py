@@ -134,7 +134,7 @@ def create_app(
 
     Tests may pass an identity provider of their own. Raises `SettingsError` if its settings are wrong.
     """
-    services, metrics = services or Services(settings), Metrics()
+    services, metrics = services or Services(settings, bounds_waits=True), Metrics()
     if provider is None and settings.oidc_issuer:
         provider = IdentityProvider(settings)
     opendsr_key = load_opendsr_key(settings)
@@ -200,7 +200,7 @@ def _lifespan(
 def serve(settings: Settings) -> None:
     """Run the gateway until it is told to stop. Exit with code 3 if it cannot start."""
     logging.configure(settings)
-    services = Services(settings)
+    services = Services(settings, bounds_waits=True)
     check_deployment_key(services)
     _ = services.tracer  # created now, so that the first request does not wait for its imports
     drain = DrainState(settings.linger_seconds)

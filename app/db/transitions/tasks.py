@@ -6,6 +6,7 @@ from uuid import UUID
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from app.db.session import allow_long_statements
 from app.db.states import TaskState
 from app.db.tables import Model, Task, TaskSubject
 from app.db.webhooks import NoticeKind, add_notice
@@ -23,6 +24,7 @@ def withdraw_tasks(session: Session, erasure_id: UUID, model: str | None = None)
         query = query.where(Task.model_id.in_(select(Model.id).where(Model.name == model)))
     ended = query.values(state=TaskState.WITHDRAWN).returning(Task.id)
     withdrawn = session.scalars(ended.execution_options(synchronize_session=False)).all()
+    allow_long_statements(session)  # there may be millions of subjects
     session.execute(
         update(TaskSubject).where(TaskSubject.task_id.in_(withdrawn)).values(identifier=None, person=None)
     )

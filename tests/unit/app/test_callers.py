@@ -61,7 +61,7 @@ def test_a_look_up_that_began_before_its_key_was_revoked_is_not_cached() -> None
         callers.forget(CALLER.key_id)
         later = callers.look_up("a", lambda _: None)  # which does not join the first
         look_ups.may_end.set()
-        assert await asyncio.gather(waiting, later) == [CALLER, None]
+        assert (await waiting, await later) == (CALLER, None)
 
     asyncio.run(run())
     assert callers.get("a") is None
