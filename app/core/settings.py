@@ -93,6 +93,12 @@ class Settings(BaseSettings):
         description="How many requests all keys and people of a tenant may send to one gateway in a minute. "
         "0: no limit.",
     )
+    public_requests_per_minute_per_address: int = Field(
+        600,
+        ge=0,
+        description="How many requests without an API key one address may send to one gateway in a minute, "
+        "where certificates are public. Addresses of one IPv6 network (/64) count as one. 0: no limit.",
+    )
     failed_sign_ins_per_minute: int = Field(
         20,
         ge=0,

@@ -14,7 +14,7 @@ from app.gateway.auth import service
 from app.gateway.auth.caller import Caller, CallerCache
 from app.gateway.auth.scopes import Scope
 from app.gateway.errors import Forbidden, Unauthenticated, Unavailable
-from app.gateway.rate_limits import RequestRates
+from app.gateway.rate_limits import RequestRates, address_of
 from app.services import Services
 
 log = logging.get_logger("gateway")
@@ -89,9 +89,14 @@ class RequireOrPublic(Require):
     """As `Require`, but open to everyone if the operator set `public_certificates`. None is the public."""
 
     async def __call__(self, request: Request) -> Caller | None:  # type: ignore[override]
-        """Return None for a request without a key where certificates are public. Otherwise check the key."""
+        """Return None for a request without a key where certificates are public. Otherwise check the key.
+
+        Requests without a key are counted by address.
+        """
         services: Services = request.state.services
         if services.settings.public_certificates and "authorization" not in request.headers:
+            rates: RequestRates = request.state.rates
+            rates.admit_stranger(address_of(request))
             return None
         return await super().__call__(request)
 
