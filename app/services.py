@@ -24,13 +24,19 @@ class Services:
 
     settings: Settings
     creates_data_dir: bool = True
+    bounds_waits: bool = False
+    """Whether the database has to answer within `database_seconds`, as for a gateway."""
 
     @cached_property
     def database(self) -> Database:
         """The database. Its data folder is created if necessary, unless `creates_data_dir` is false."""
         if self.creates_data_dir:
             self.settings.data_dir.mkdir(parents=True, exist_ok=True)
-        return Database(self.settings.database, keyed_hash=self._keyed_hash)
+        return Database(
+            self.settings.database,
+            keyed_hash=self._keyed_hash,
+            answer_seconds=self.settings.database_seconds if self.bounds_waits else None,
+        )
 
     def _keyed_hash(self, text: str, *, purpose: str) -> bytes:
         """Hash through the vault, which itself needs the database and is opened on first use."""

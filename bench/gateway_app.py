@@ -22,7 +22,7 @@ from app.gateway.erasures.recording import Answer, PreparedErasure, answer_body,
 from app.gateway.erasures.schemas import ErasureRequest
 from app.gateway.errors import ServiceError
 from app.gateway.main import create_app
-from app.gateway.server import share_interpreter
+from app.gateway.server import tune_interpreter
 
 
 class ImmediateAnswer(GroupCommit):
@@ -74,10 +74,11 @@ def plain(
 def main() -> None:
     """Serve the variant named on the command line."""
     settings = load_settings()
-    share_interpreter()  # as the gateway does
     logging.configure(settings)
+    app = build(sys.argv[1], settings)
+    tune_interpreter()  # as the gateway does
     uvicorn.run(
-        build(sys.argv[1], settings),
+        app,
         host=settings.host,
         port=settings.port,
         log_config=None,

@@ -79,8 +79,8 @@ class Settings(BaseSettings):
         10.0,
         gt=0,
         le=600,
-        description="How long a gateway waits for the database to check an API key or to record an erasure "
-        "request before it answers 503.",
+        description="How long a gateway waits for each answer of the database before it gives up and answers "
+        "503. PostgreSQL ends a statement of a gateway that takes longer.",
     )
     requests_per_minute_per_key: int = Field(
         24_000,
@@ -92,6 +92,12 @@ class Settings(BaseSettings):
         ge=0,
         description="How many requests all keys and people of a tenant may send to one gateway in a minute. "
         "0: no limit.",
+    )
+    public_requests_per_minute_per_address: int = Field(
+        600,
+        ge=0,
+        description="How many requests without an API key one address may send to one gateway in a minute, "
+        "where certificates are public. Addresses of one IPv6 network (/64) count as one. 0: no limit.",
     )
     failed_sign_ins_per_minute: int = Field(
         20,

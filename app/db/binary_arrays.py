@@ -41,7 +41,7 @@ class BinaryArray(bytes):
             return cls(_EMPTY.pack(0, 0, cls.element_oid))
         encode = cls.encode_element
         elements = [_NULL if value is None else encode(value) for value in values]
-        header = _HEADER.pack(1, int(None in values), cls.element_oid, len(values), 1)
+        header = _HEADER.pack(1, int(_NULL in elements), cls.element_oid, len(values), 1)
         return cls(header + b"".join(elements))
 
 

@@ -4,12 +4,24 @@ A callback belongs to an erasure. The dispatcher compares the status of the eras
 last, and reports a new one. The URL passes the checks of webhook targets every time.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from uuid import UUID
 
-from sqlalchemy import ForeignKey, Index, LargeBinary, String, UniqueConstraint, select, update
+from sqlalchemy import (
+    ColumnElement,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    String,
+    UniqueConstraint,
+    and_,
+    func,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from app.core.clock import new_id, now
@@ -143,20 +155,46 @@ def status_from(states: Iterable[TaskState]) -> RequestStatus:
     return RequestStatus.IN_PROGRESS
 
 
-def due(session: Session, moment: datetime, longest: timedelta, limit: int) -> Sequence[RequestCallback]:
-    """Lock and return callbacks to look at now.
+def is_due(moment: datetime, longest: timedelta) -> ColumnElement[bool]:
+    """Return the condition that a callback has to be looked at.
 
     None is ever postponed by more than `longest`: one that appears to be was written before a clock jumped
     back.
     """
     at = RequestCallback.next_attempt_at
+    return and_(RequestCallback.ended_at.is_(None), or_(at <= moment, at > moment + longest))
+
+
+def due(
+    session: Session, condition: ColumnElement[bool], *, limit: int, busy_tenants: Collection[UUID]
+) -> Sequence[UUID]:
+    """Return the ids of up to `limit` due callbacks: tenants take turns, those waiting longest first.
+
+    Those of `busy_tenants` have to wait.
+    """
+    first = (RequestCallback.next_attempt_at, RequestCallback.id)
+    turn = func.row_number().over(partition_by=Erasure.tenant_id, order_by=first)
     return session.scalars(
-        select(RequestCallback)
-        .where(RequestCallback.ended_at.is_(None), (at <= moment) | (at > moment + longest))
-        .order_by(at)
+        select(RequestCallback.id)
+        .join(Erasure, Erasure.id == RequestCallback.erasure_id)
+        .where(condition, Erasure.tenant_id.not_in(busy_tenants))
+        .order_by(turn, *first)
         .limit(limit)
-        .with_for_update(skip_locked=True)
     ).all()
+
+
+def lock(
+    session: Session, ids: Sequence[UUID], condition: ColumnElement[bool]
+) -> list[tuple[RequestCallback, Erasure]]:
+    """Lock the callbacks that are still due, and return them with their erasures, in this order."""
+    rows = session.execute(
+        select(RequestCallback, Erasure)
+        .join(Erasure, Erasure.id == RequestCallback.erasure_id)
+        .where(RequestCallback.id.in_(ids), condition)
+        .with_for_update(skip_locked=True, of=RequestCallback)
+    )
+    locked = {callback.id: (callback, erasure) for callback, erasure in rows}
+    return [locked[callback_id] for callback_id in ids if callback_id in locked]
 
 
 def finish_attempt(session: Session, callback_id: UUID, attempt: int, **values: object) -> bool:

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from app.core.clock import now
 from app.db.key_tables import mark_dirty
+from app.db.session import allow_long_statements
 from app.db.tables import Batch, Task, TaskSubject
 from lethe.policy import Policy
 
@@ -24,6 +25,7 @@ def destroy_salts(session: Session, tasks: Select[UUID]) -> int:
     leaves stay: without their salts they reveal nothing, and the receipts of other people need them. Copies
     in freed pages become unreadable when the data keys are renewed.
     """
+    allow_long_statements(session)  # there may be millions of subjects
     ended = update(Task).where(Task.id.in_(tasks)).values(receipts_until=None)
     rows = session.execute(
         ended.returning(Task.id, Task.receipt_key_id).execution_options(synchronize_session=False)

@@ -2,10 +2,12 @@
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -29,7 +31,8 @@ from app.dispatcher.webhook_delivery import (
 from app.services import Services
 
 log = logging.get_logger("callbacks")
-SENDERS = 4
+SENDERS = 16
+PER_TENANT = 4  # so that the hanging receivers of one tenant do not occupy every sender
 LOOKED_AT = 100
 LOOK_AGAIN = timedelta(seconds=15)  # after this time, the status of a request is compared again
 
@@ -65,37 +68,62 @@ class CallbackCourier:
             ca_file=services.settings.webhook_ca_file,
         )
         self._pool = ThreadPoolExecutor(SENDERS, thread_name_prefix="callback")
+        self._running: dict[Future[None], UUID] = {}  # with the tenant
 
     def round(self) -> int:
-        """Report every status that is due, wait for the answers, and return how many were reported."""
-        running: list[Future[None]] = [self._pool.submit(self._attempt, report) for report in self._claim()]
-        wait(running)
-        for done in running:
-            if (problem := done.exception()) is not None:  # its lease runs out, and it is sent again
-                log.warning("could not record the result of a callback", exc_info=problem)
-        return len(running)
+        """Start to report the statuses that are due, as far as senders are free. Return how many."""
+        self._collect_finished()
+        reports = self._claim()
+        for report in reports:
+            self._running[self._pool.submit(self._attempt, report)] = report.erasure.tenant_id
+        return len(reports)
+
+    def pause(self, stop: threading.Event, seconds: float) -> None:
+        """Wait for `seconds`, or until a sender becomes free if one is busy."""
+        if self._running:
+            wait(self._running, timeout=seconds, return_when=FIRST_COMPLETED)
+        else:
+            stop.wait(seconds)
+
+    def settle(self) -> None:
+        """Wait until every running attempt has ended."""
+        wait(self._running)
+        self._collect_finished()
 
     def close(self) -> None:
         """Let running attempts end."""
         self._pool.shutdown(wait=True)
 
+    def _collect_finished(self) -> None:
+        for done in [future for future in self._running if future.done()]:
+            del self._running[done]
+            if (problem := done.exception()) is not None:  # its lease runs out, and it is sent again
+                log.warning("could not record the result of a callback", exc_info=problem)
+
     def _claim(self) -> list[Report]:
-        moment, reports = self._now(), []
+        """Claim what has to be reported. Postpone what has not changed, and leave what has no free sender."""
+        moment, reports = self._now(), list[Report]()
+        senders = Counter(self._running.values())
+        busy = [tenant for tenant, number in senders.items() if number >= PER_TENANT]
+        due = callbacks.is_due(moment, LONGEST_WAIT)
         with self._services.database.reading() as session:
-            if not callbacks.due(session, moment, LONGEST_WAIT, 1):
-                return []
+            ids = callbacks.due(session, due, limit=LOOKED_AT, busy_tenants=busy)
+        if not ids or len(self._running) >= SENDERS:
+            return []
         _ = self._services.vault  # before anything is claimed: a missing key must not use up attempts
         with self._services.database.writing() as session:
-            for callback in callbacks.due(session, moment, LONGEST_WAIT, LOOKED_AT):
+            for callback, erasure in callbacks.lock(session, ids, due):
                 status = callbacks.status_of(session, callback.erasure_id)
                 wanted = callback.protocol == Protocol.OPENDSR or status in ENDED
                 if status == callback.reported or not wanted:
                     callback.next_attempt_at = moment + LOOK_AGAIN
                     continue
+                if senders[erasure.tenant_id] >= PER_TENANT or senders.total() >= SENDERS:
+                    continue
+                senders[erasure.tenant_id] += 1
                 callback.attempts += 1
                 callback.tries += 1
                 callback.next_attempt_at = moment + LEASE
-                erasure = session.get_one(Erasure, callback.erasure_id)
                 reports.append(Report(callback, callback.attempts, callback.tries, status, erasure))
         return reports
 
@@ -157,12 +185,17 @@ def _signed(key: OpenDsrKey | None, body: bytes) -> dict[str, str]:
 def run(courier: CallbackCourier, stop: threading.Event, interval: float) -> None:
     """Report until `stop` is set. If the database or the key is not available, wait until it is."""
     outage = logging.OutageLog(log, "database or deployment key")
-    while not stop.wait(interval):
+    while not stop.is_set():
+        started = 0
         try:
-            courier.round()
+            started = courier.round()
             outage.over()
         except (SQLAlchemyError, KeyProblem) as problem:
             outage.failed(problem)
         except Exception as problem:  # the thread must survive any error in one round
             log.error("a round of callbacks failed", exc_info=problem)
+        if started:
+            courier.pause(stop, interval)
+        else:
+            stop.wait(interval)
     courier.close()

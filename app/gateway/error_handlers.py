@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import TimeoutError as NoFreeConnection
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -24,6 +25,7 @@ from lethe.certificate.validation import validation_message
 
 log = logging.get_logger("gateway")
 _database_outage, _storage_outage = logging.OutageLog(log, "database"), logging.OutageLog(log, "storage")
+DATABASE_OUTAGES = (OperationalError, NoFreeConnection)
 _BY_STATUS: dict[int, type[errors.ServiceError]] = {
     404: errors.NotFound,
     405: errors.MethodNotAllowed,
@@ -53,7 +55,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(errors.ServiceError, _service_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(OperationalError, _database_error)
+    for outage in DATABASE_OUTAGES:
+        app.add_exception_handler(outage, _database_error)
     app.add_exception_handler(IntegrityError, _integrity_error)
     app.add_exception_handler(StorageUnavailable, _storage_error)
     app.add_exception_handler(KeyProblem, _key_error)

@@ -39,7 +39,7 @@ from app.gateway.models.versions import router as versions
 from app.gateway.opendsr import router as opendsr
 from app.gateway.rate_limits import RequestRates
 from app.gateway.reports.endpoints import router as reports
-from app.gateway.server import DrainState, Server, share_interpreter
+from app.gateway.server import DrainState, Server, tune_interpreter
 from app.gateway.server_protocol import LimitedHttp, RequestLimits
 from app.gateway.tenant_slots import TenantSlots
 from app.gateway.uploads import Uploads
@@ -173,7 +173,7 @@ def create_app(
 
     Tests may pass an identity provider of their own. Raises `SettingsError` if its settings are wrong.
     """
-    services, metrics = services or Services(settings), Metrics()
+    services, metrics = services or Services(settings, bounds_waits=True), Metrics()
     if provider is None and settings.oidc_issuer:
         provider = IdentityProvider(settings)
     opendsr_key = load_opendsr_key(settings)
@@ -225,8 +225,7 @@ def _lifespan(
 def serve(settings: Settings) -> None:
     """Run the gateway until it is told to stop. Exit with code 3 if it cannot start."""
     logging.configure(settings)
-    share_interpreter()
-    services = Services(settings)
+    services = Services(settings, bounds_waits=True)
     check_deployment_key(services)
     _ = services.tracer  # created now, so that the first request does not wait for its imports
     drain = DrainState(settings.linger_seconds)
@@ -235,6 +234,7 @@ def serve(settings: Settings) -> None:
     except SettingsError as problem:
         raise refuse(str(problem)) from None
     server = build_server(app, settings, drain)
+    tune_interpreter()
     server.run()
     if not server.started:  # for example, because the port is in use
         raise SystemExit(3)

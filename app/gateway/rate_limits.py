@@ -8,7 +8,9 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import IPv4Address, ip_address, ip_network
 
+from fastapi import Request
 from limits import RateLimitItem, RateLimitItemPerMinute
 from limits.storage import Storage
 from limits.strategies import FixedWindowRateLimiter
@@ -136,12 +138,28 @@ class RateLimit:
         )
 
 
+def address_of(request: Request) -> str:
+    """Return where a request comes from: an IPv4 address, or the network of an IPv6 address (/64).
+
+    Whoever has an IPv6 address usually has the whole network.
+    """
+    host = request.client.host if request.client else ""
+    try:
+        address = ip_address(host)
+    except ValueError:  # a Unix socket, or a test
+        return host
+    if isinstance(address, IPv4Address):
+        return host
+    return str(address.ipv4_mapped or ip_network((address, 64), strict=False))
+
+
 class RequestRates:
-    """The limits on authenticated requests: for each API key, and for all of a tenant together."""
+    """The limits on requests: of each API key, of a tenant as a whole, and of addresses without a key."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._key = RateLimit("key", settings.requests_per_minute_per_key, clock)
         self._tenant = RateLimit("tenant", settings.requests_per_minute_per_tenant, clock)
+        self._address = RateLimit("address", settings.public_requests_per_minute_per_address, clock)
 
     def admit(self, caller: Caller) -> None:
         """Count a request of the caller. Raise `TooManyRequests` if its key or its tenant sent too many.
@@ -151,3 +169,7 @@ class RequestRates:
         if caller.key_id is not None:
             self._key.admit(caller.key_id.hex, "This API key has sent too many requests.")
         self._tenant.admit(caller.tenant_id.hex, "Your tenant has sent too many requests.")
+
+    def admit_stranger(self, address: str) -> None:
+        """Count a request without an API key. Raise `TooManyRequests` if its address sent too many."""
+        self._address.admit(address, "Your address has sent too many requests without an API key.")

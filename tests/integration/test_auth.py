@@ -237,3 +237,15 @@ def test_single_certificates_keys_and_log_can_be_opened_to_all_but_no_list(setti
                 continue
             answer = gateway.get(_filled(path, _ids()), params={"index": 0, "old_size": 0})
             assert (answer.status_code == 401) == (OPEN_ON_REQUEST.fullmatch(path) is None), path
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_an_address_without_a_key_can_read_only_so_much(settings: Settings, admin: dict[str, str]) -> None:
+    change = {"public_certificates": True, "public_requests_per_minute_per_address": 2}
+    with TestClient(create_app(settings.model_copy(update=change))) as gateway:
+        answers = [gateway.get("/v1/keys") for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert answers[2].json()["type"] == "urn:lethe:problem:too-many-requests"
+        assert 1 <= int(answers[2].headers["Retry-After"]) <= 60
+        assert answers[2].headers["RateLimit-Policy"] == '"address";q=2;w=60'
+        assert gateway.get("/v1/keys", headers=admin).status_code == 200, "keys have limits of their own"

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,14 +21,15 @@ from app.core.clock import now
 from app.core.opendsr_key import load_opendsr_key
 from app.core.settings import Settings, SettingsError
 from app.core.webhooks import targets
-from app.core.webhooks.sender import Sender
+from app.core.webhooks.sender import Answer, Sender
 from app.db.callbacks import RequestCallback
 from app.db.states import ModelState
 from app.db.tables import Erasure
-from app.dispatcher.callbacks import LOOK_AGAIN, CallbackCourier
+from app.dispatcher.callbacks import LOOK_AGAIN, PER_TENANT, SENDERS, CallbackCourier
 from app.gateway.auth.scopes import Scope
 from app.gateway.main import create_app
 from app.services import Services
+from tests import eventually
 from tests.integration.harness import MANIFEST, key_for, set_state
 from tests.webhook_receiver import Receiver, receiver
 
@@ -86,7 +88,9 @@ class Reporter:
 
     def report(self, after: timedelta = LOOK_AGAIN) -> int:
         self.moment += after
-        return self.courier.round()
+        started = self.courier.round()
+        self.courier.settle()
+        return started
 
 
 @pytest.fixture
@@ -347,3 +351,48 @@ def test_a_callback_is_given_up_after_the_last_try(
     while reporter.report(timedelta(hours=11)):
         sent += 1
     assert sent == len(there.received) == 11
+
+
+class HangingSender:
+    """Sends nothing to one host until the test lets it, and answers at once for any other."""
+
+    def __init__(self, host: str) -> None:
+        self.may_end, self.sent = threading.Event(), list[str]()
+        self._host = host
+
+    def send(self, url: str, *, body: bytes, headers: dict[str, str]) -> Answer:
+        self.sent.append(url)
+        if self._host in url:
+            assert self.may_end.wait(60)
+        return Answer(status=200)
+
+
+@ON_SQLITE
+def test_hanging_receivers_of_one_tenant_leave_senders_for_others(
+    gateway: TestClient, services: Services, admin: dict[str, str]
+) -> None:
+    other = key_for(services, "other", Scope.ADMIN)
+
+    def ask(who: dict[str, str], host: str) -> None:
+        body = dsr(status_callback_urls=[f"https://{host}/status"])
+        assert gateway.post("/opendsr/v3/requests", json=body, headers=who).status_code == 201
+
+    for _ in range(2 * SENDERS):
+        ask(admin, "hangs.example")
+    ask(other, "answers.example")
+    sender = HangingSender("hangs.example")
+    courier = CallbackCourier(services, sender=sender)
+    courier.round()
+    eventually(lambda: "https://answers.example/status" in sender.sent, every=0.01)
+    for _ in range(3):
+        courier.round()
+    assert sender.sent.count("https://hangs.example/status") == PER_TENANT
+    ask(other, "answers.example")
+    courier.round()
+    eventually(lambda: sender.sent.count("https://answers.example/status") == 2, every=0.01)
+    sender.may_end.set()
+    courier.settle()
+    while courier.round():
+        courier.settle()
+    assert sender.sent.count("https://hangs.example/status") == 2 * SENDERS, "none was lost or sent twice"
+    courier.close()

@@ -1,11 +1,12 @@
 """Recording a group with one statement: only what needs no second look, and nothing twice."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
 from sqlalchemy.exc import OperationalError
 
 from app.core.data_key import subject_key_row
@@ -23,6 +24,7 @@ from app.gateway.errors import IdempotencyMismatch, InvalidRequest
 from app.services import Services
 from lethe.certificate.audit_log import AuditLogHeads, verify_audit_log
 from lethe.certificate.keys import KeySet
+from tests import eventually
 from tests.integration.job_world import World
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -50,6 +52,20 @@ def _recorder(world: World) -> SingleStatement:
 def _count(world: World, table: Any) -> int:
     with world.services.database.reading() as session:
         return len(session.scalars(select(table)).all())
+
+
+def _verified_entries(world: World) -> int:
+    """Verify the chain of the audit log and return how many entries it has."""
+    with world.services.database.reading() as session:
+        rows = session.scalars(select(AuditEntry).order_by(AuditEntry.sequence)).all()
+    heads = AuditLogHeads(log_id=str(world.tenant), heads=(), keys=KeySet(keys=()))
+    return verify_audit_log([row.exported for row in rows], heads).entries
+
+
+def _waits_for_a_lock(world: World) -> bool:
+    with world.services.database.reading() as session:
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ 'known'"
+        return bool(session.scalar(text(waiting)))
 
 
 def test_every_column_is_stored_as_the_general_way_stores_it(world: World) -> None:
@@ -163,6 +179,71 @@ def test_after_a_lost_connection_nothing_is_written_again(
     assert _count(world, Erasure) == 3
 
 
+def test_a_gateway_that_writes_alone_sends_one_statement_for_each_group(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = _recorder(world)
+    recorder.record([_prepared(world)])
+    sent: list[str] = []
+    real = psycopg.Connection.execute
+
+    def execute(self: Any, query: Any, *args: Any, **more: Any) -> Any:
+        sent.append(query)
+        return real(self, query, *args, **more)
+
+    monkeypatch.setattr(psycopg.Connection, "execute", execute)
+    group = [_prepared(world, "k", "a", "b"), _prepared(world)]
+    assert set(recorder.record(group)) == {prepared.id for prepared in group}
+    assert len(sent) == 1
+    recorder.close()
+    assert _verified_entries(world) == 3
+
+
+def test_an_entry_that_another_process_is_just_writing_is_not_overwritten(world: World) -> None:
+    """Our statement has begun before the other transaction commits, so it cannot see that entry."""
+    recorder = _recorder(world)
+    recorder.record([_prepared(world)])
+    prepared = _prepared(world)
+    with ThreadPoolExecutor(1) as thread:
+        with world.services.database.writing() as session:
+            audit_log.record(session, world.tenant, audit_log.Action.MODEL_FLUSHED, "model/x")
+            recording = thread.submit(recorder.record, [prepared])
+            eventually(lambda: _waits_for_a_lock(world), every=0.01)
+        assert list(recording.result()) == [prepared.id]
+    recorder.close()
+    assert _verified_entries(world) == 3
+
+
+def test_a_repeated_key_does_not_keep_its_group_from_being_recorded(world: World) -> None:
+    recorder = _recorder(world)
+    recorder.record([_prepared(world, "k")])
+    again, other, third = (_prepared(world, "k"), _prepared(world), _prepared(world, "k3"))
+    assert set(recorder.record([again, other, third])) == {other.id, third.id}
+    recorder.close()
+    assert _verified_entries(world) == _count(world, Erasure) == 3
+
+
+def test_after_a_connection_lost_in_the_single_round_trip_nothing_is_written_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = _recorder(world)
+    recorder.record([_prepared(world)])
+    real = psycopg.Connection.execute
+
+    def execute(self: Any, query: Any, *args: Any, **more: Any) -> Any:
+        real(self, query, *args, **more)
+        raise psycopg.OperationalError("the connection is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.Connection, "execute", execute)
+        with pytest.raises(OperationalError):
+            recorder.record([_prepared(world)])
+    assert _count(world, Erasure) == 2, "it was committed, and is recorded once"
+    recorder.record([_prepared(world)])
+    recorder.close()
+    assert _verified_entries(world) == 3
+
+
 def test_every_recorded_request_has_one_entry_in_the_audit_log(world: World) -> None:
     recorder = _recorder(world)
     first, again, other = (_prepared(world, "k", "a", "b"), _prepared(world, "k"), _prepared(world))
@@ -179,8 +260,7 @@ def test_every_recorded_request_has_one_entry_in_the_audit_log(world: World) -> 
     assert [entry.sequence for entry in entries] == [0, 1, 2]
     assert {entry.target for entry in entries} == {f"erasure/{id_}" for id_ in stored}
     assert entries[0].details == {"subjects": 2, "models": ["m0", "m1"]}
-    heads = AuditLogHeads(log_id=str(world.tenant), heads=(), keys=KeySet(keys=()))
-    assert verify_audit_log(entries, heads).entries == 3
+    assert _verified_entries(world) == 3
 
 
 def test_a_request_whose_entry_is_rejected_is_not_recorded(

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from app.core import clock
 from app.db import refusals, webhooks
 from app.db.manifest import Manifest
+from app.db.session import allow_long_statements
 from app.db.states import JobKind, ModelState, RefusalReason, SubjectOutcome, TaskState, VersionState
 from app.db.tables import Job, Model, Task, TaskSubject, Version
 from app.db.transitions.data_keys import forget_subject_keys
@@ -80,6 +81,7 @@ def complete_unreached(session: Session, model: Model, now: datetime) -> Sequenc
     """
     waiting = select(Task.id).where(Task.model_id == model.id, Task.state == TaskState.RECEIVED)
     subjects = update(TaskSubject).where(TaskSubject.task_id.in_(waiting))
+    allow_long_statements(session)  # there may be millions of subjects
     session.execute(
         subjects.values(
             outcome=SubjectOutcome.NOT_IN_TRAINING_SET, identifier=None, person=None

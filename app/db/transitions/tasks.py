@@ -6,6 +6,7 @@ from uuid import UUID
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from app.db.session import allow_long_statements
 from app.db.states import TaskState
 from app.db.tables import Model, Task, TaskSubject
 from app.db.transitions.data_keys import forget_subject_keys
@@ -25,6 +26,7 @@ def withdraw_tasks(session: Session, erasure_id: UUID, model: str | None = None)
     ended = query.values(state=TaskState.WITHDRAWN).returning(Task.id, Task.subject_key_id)
     keys = {row[0]: row[1] for row in session.execute(ended.execution_options(synchronize_session=False))}
     withdrawn = list(keys)
+    allow_long_statements(session)  # there may be millions of subjects
     session.execute(
         update(TaskSubject).where(TaskSubject.task_id.in_(withdrawn)).values(identifier=None, person=None)
     )

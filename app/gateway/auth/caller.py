@@ -4,8 +4,10 @@ The cache saves a database query for each request of a busy client. The gateway 
 it at once. Other gateways refuse it after `CACHE_SECONDS`.
 """
 
+import asyncio
 import hashlib
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from uuid import UUID
@@ -40,6 +42,7 @@ class CallerCache:
         self.threads = ThreadPoolExecutor(LOOK_UP_THREADS, thread_name_prefix="key")
         """The threads that look up callers who are not in the cache. They start when they are needed."""
         self._entries: dict[bytes, tuple[float, Caller]] = {}
+        self._pending: dict[bytes, asyncio.Future[Caller | None]] = {}
 
     def get(self, credentials: str) -> Caller | None:
         """Return the cached caller, or None if there is none or it has expired."""
@@ -52,12 +55,37 @@ class CallerCache:
             self._entries.clear()
         self._entries[_digest(credentials)] = (time.monotonic() + CACHE_SECONDS, caller)
 
+    def look_up(
+        self, credentials: str, authenticate: Callable[[str], Caller | None]
+    ) -> "asyncio.Future[Caller | None]":
+        """Look up a caller in a thread and cache it. Call this on the event loop.
+
+        Requests with the same credentials wait for one look-up: when the entry of a busy client expires, all
+        its connections need it at the same time.
+        """
+        digest = _digest(credentials)
+        looking = self._pending.get(digest)
+        if looking is None:
+            loop = asyncio.get_running_loop()
+            looking = self._pending[digest] = loop.run_in_executor(self.threads, authenticate, credentials)
+            looking.add_done_callback(lambda ended: self._looked_up(credentials, ended))
+        return asyncio.shield(looking)  # one request that gives up does not end it for the others
+
+    def _looked_up(self, credentials: str, ended: "asyncio.Future[Caller | None]") -> None:
+        digest = _digest(credentials)
+        if self._pending.get(digest) is not ended:  # a key was revoked in the meantime
+            return
+        del self._pending[digest]
+        if not ended.cancelled() and ended.exception() is None and (caller := ended.result()) is not None:
+            self.put(credentials, caller)
+
     def close(self) -> None:
         """End the threads once their look-ups have ended."""
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     def forget(self, key_id: UUID) -> None:
-        """Drop every entry of a key, for example because it was revoked."""
+        """Drop every entry of a key, for example because it was revoked. Pending look-ups are not cached."""
+        self._pending.clear()
         for digest in [d for d, (_, caller) in list(self._entries.items()) if caller.key_id == key_id]:
             self._entries.pop(digest, None)
 

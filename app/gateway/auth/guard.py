@@ -1,6 +1,7 @@
 """FastAPI dependencies that authenticate the caller and check its scopes."""
 
 import asyncio
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -13,7 +14,7 @@ from app.gateway.auth import service
 from app.gateway.auth.caller import Caller, CallerCache
 from app.gateway.auth.scopes import Scope
 from app.gateway.errors import Forbidden, Unauthenticated, Unavailable
-from app.gateway.rate_limits import RequestRates
+from app.gateway.rate_limits import RequestRates, address_of
 from app.services import Services
 
 log = logging.get_logger("gateway")
@@ -88,9 +89,14 @@ class RequireOrPublic(Require):
     """As `Require`, but open to everyone if the operator set `public_certificates`. None is the public."""
 
     async def __call__(self, request: Request) -> Caller | None:  # type: ignore[override]
-        """Return None for a request without a key where certificates are public. Otherwise check the key."""
+        """Return None for a request without a key where certificates are public. Otherwise check the key.
+
+        Requests without a key are counted by address.
+        """
         services: Services = request.state.services
         if services.settings.public_certificates and "authorization" not in request.headers:
+            rates: RequestRates = request.state.rates
+            rates.admit_stranger(address_of(request))
             return None
         return await super().__call__(request)
 
@@ -128,12 +134,9 @@ async def _look_up_in_time(services: Services, callers: CallerCache, credentials
     A thread that waits for a database that hangs cannot be stopped. It must not be one of those that other
     requests need.
     """
-    looking = asyncio.get_running_loop().run_in_executor(
-        callers.threads, _look_up, services, callers, credentials
-    )
     try:
         async with asyncio.timeout(services.settings.database_seconds):
-            return await looking
+            return await callers.look_up(credentials, partial(_look_up, services))
     except TimeoutError:
         log.error("the database does not answer", waiting_for="an API key")
         raise Unavailable(
@@ -141,12 +144,9 @@ async def _look_up_in_time(services: Services, callers: CallerCache, credentials
         ) from None
 
 
-def _look_up(services: Services, callers: CallerCache, credentials: str) -> Caller | None:
+def _look_up(services: Services, credentials: str) -> Caller | None:
     with services.database.reading() as session:
-        caller = service.authenticate(session, credentials)
-    if caller is not None:
-        callers.put(credentials, caller)
-    return caller
+        return service.authenticate(session, credentials)
 
 
 HasKey = Annotated[Caller, Depends(RequireKey())]

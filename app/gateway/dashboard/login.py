@@ -17,6 +17,7 @@ from app.gateway.auth.throttle import SignInThrottle
 from app.gateway.dashboard.pages import PageRoute, render_page
 from app.gateway.dashboard.sessions import OwnForm, check_form_token, read_form, sessions_of
 from app.gateway.errors import NotFound
+from app.gateway.rate_limits import address_of
 from app.services import Services
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -35,7 +36,7 @@ async def show_sign_in(request: Request, next: Annotated[str, Query()] = "/") ->
 async def start_sign_in(request: Request, next: Annotated[str, Query()] = "/") -> Response:  # noqa: A002
     """Send the browser to the identity provider."""
     sessions, provider = sessions_of(request), _provider(request)
-    throttle_of(request).check(_address(request))
+    throttle_of(request).check(address_of(request))
     try:
         url, pending = await run_in_threadpool(provider.begin, local_path(next))
     except ProviderUnavailable:
@@ -53,7 +54,7 @@ async def finish_sign_in(request: Request) -> Response:
     this site, and a redirect would still count as started by the provider.
     """
     sessions, provider = sessions_of(request), _provider(request)
-    throttle_of(request).check(_address(request))
+    throttle_of(request).check(address_of(request))
     pending = sessions.pending_sign_in(request)
     next_path = local_path(pending.next_path) if pending else "/"
     response: Response
@@ -61,7 +62,7 @@ async def finish_sign_in(request: Request) -> Response:
         person = await run_in_threadpool(provider.finish, pending, dict(request.query_params))
         session = await run_in_threadpool(sessions.open_for_person, person)
     except SignInRefused as refusal:
-        throttle_of(request).failed(_address(request))
+        throttle_of(request).failed(address_of(request))
         response = _render_form(request, next_path, problem=str(refusal), status=403)
     except ProviderUnavailable:
         response = _render_form(request, next_path, problem=UNAVAILABLE, status=503)
@@ -77,11 +78,11 @@ async def sign_in(request: Request, services: ServicesOf) -> Response:
     """Open a session for a valid API key, then continue to the page that was asked for."""
     sessions, form = sessions_of(request), await read_form(request)
     check_form_token(request, form, sessions.visit_nonce(request))
-    throttle_of(request).check(_address(request))
+    throttle_of(request).check(address_of(request))
     caller = await run_in_threadpool(_authenticate, services, form.get("key", "").strip())
     next_path = local_path(form.get("next", "/"))
     if caller is None:
-        throttle_of(request).failed(_address(request))
+        throttle_of(request).failed(address_of(request))
         return _render_form(request, next_path, problem=UNKNOWN_KEY, status=401)
     response = RedirectResponse(next_path, 303)
     sessions.set_cookie(request, response, await run_in_threadpool(sessions.open, caller))
@@ -130,10 +131,6 @@ def throttle_of(request: Request) -> SignInThrottle:
     """Return the gateway's limit on failed sign-ins."""
     throttle: SignInThrottle = request.state.throttle
     return throttle
-
-
-def _address(request: Request) -> str:
-    return request.client.host if request.client else ""
 
 
 def _provider(request: Request) -> IdentityProvider:

@@ -12,7 +12,6 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from sqlalchemy import Select
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from app.core import logging
@@ -21,6 +20,7 @@ from app.gateway import errors
 from app.gateway.auth.caller import Caller
 from app.gateway.dashboard import assets, charts, queries, wording
 from app.gateway.dashboard.sessions import SignInRequired, sessions_of
+from app.gateway.error_handlers import DATABASE_OUTAGES
 from app.gateway.pagination import fetch_page
 from app.services import Services
 
@@ -172,10 +172,10 @@ class PageRoute(APIRoute):
                 response = render_error(request, error)
             except RequestValidationError:
                 response = render_error(request, errors.NotFound("This page does not exist."))
-            except OperationalError:
+            except DATABASE_OUTAGES:
                 log.error("database unavailable")
                 detail = "The database is not reachable at the moment. Try again in a minute."
-                response = render_error(request, errors.Unavailable(detail))
+                response = render_error(request, errors.Unavailable(detail, headers={"Retry-After": "5"}))
             for name, value in DEFAULT_HEADERS.items():
                 response.headers.setdefault(name, value)
             return response

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pytest
+from fastapi import Request
+
 import bench
 from app.core.settings import Settings
 from app.gateway.auth.caller import Caller
 from app.gateway.errors import TooManyRequests
-from app.gateway.rate_limits import RequestRates
+from app.gateway.rate_limits import RequestRates, address_of
 from lethe.certificate.audit_log import Actor
 
 TENANT, OTHER = UUID(int=1), UUID(int=2)
@@ -90,3 +93,25 @@ def _rates(measured: Any) -> Iterator[float]:
             yield measured["requests_per_second"]["real"]
         for inner in measured.values():
             yield from _rates(inner)
+
+
+def test_strangers_are_counted_by_their_address() -> None:
+    rates = RequestRates(Settings(public_requests_per_minute_per_address=1), clock=lambda: 0.0)
+    rates.admit_stranger("192.0.2.1")
+    rates.admit_stranger("192.0.2.2")
+    with pytest.raises(TooManyRequests) as refusal:
+        rates.admit_stranger("192.0.2.1")
+    assert refusal.value.headers["RateLimit-Policy"] == '"address";q=1;w=60'
+
+
+@pytest.mark.parametrize(
+    ("host", "counted_as"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("testclient", "testclient"),
+    ],
+)
+def test_an_ipv6_network_counts_as_one_address(host: str, counted_as: str) -> None:
+    assert address_of(Request({"type": "http", "client": (host, 1234)})) == counted_as
