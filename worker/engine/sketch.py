@@ -22,9 +22,15 @@ from torch import Tensor
 from worker.engine.linear import LinearObjective
 from worker.engine.linearised.objective import LinearisedObjective
 from worker.engine.linearised.operators import BlockOperator
+from worker.engine.objective import HessianOperator, Objective, Sampling
+from worker.engine.subproblem import Quadratic, steihaug
 
 BLOCK_VECTORS = 64  # vectors that are multiplied together
 _BLOCK_ROWS = 512  # A chunk and its products stay in the cache.
+_OUTSIDE_ROWS = 2048  # sampled for the curvature outside a sketch's directions
+_OUTSIDE_SHARE = 16  # of the rows at most
+_OUTSIDE_RESIDUAL = 0.005  # of ‖g‖; what the sketch itself gets wrong is a few times as much
+_OUTSIDE_PRODUCTS = 4
 _RESOLVED = 1e-5  # Eigenvalues below this share of the largest are rounding errors of float32.
 
 
@@ -35,16 +41,29 @@ class CurvatureSketch:
     basis: Tensor  # (r, d), orthonormal rows
     values: Tensor  # (r,), at least 0
 
-    def solve(self, g: Tensor, lam: float) -> Tensor:
+    def solve(self, g: Tensor, lam: float, product: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Return an approximation of H⁻¹·g. (d,) -> (d,)
 
         Outside its directions, the sketch assumes the curvature of the weakest of them. That is too much for
-        most, and a step that is too short does no harm.
+        most, and a step that is too short does no harm. With the `product` v ↦ H·v over a sample of the rows,
+        conjugate gradients solve for that part instead. Little curvature is left there, so a small sample and
+        two products are enough.
         """
         single = g.to(self.basis.dtype)
-        tail = float(self.values[-1]) + lam
-        scale = tail / (self.values + lam) - 1
-        return (single + (scale * (self.basis @ single)) @ self.basis).to(g.dtype) / tail
+        along = self.basis @ single
+        if product is None:
+            tail = float(self.values[-1]) + lam
+            scale = tail / (self.values + lam) - 1
+            return (single + (scale * along) @ self.basis).to(g.dtype) / tail
+        inside, known = torch.stack([along / (self.values + lam), along]) @ self.basis
+        outside = Quadratic((single - known).to(g.dtype), lambda v: self._across(product(v)))
+        tolerance = _OUTSIDE_RESIDUAL * float(torch.linalg.vector_norm(g))
+        solved = steihaug(outside, math.inf, tolerance=tolerance, limit=_OUTSIDE_PRODUCTS)
+        return inside.to(g.dtype) - solved.step
+
+    def _across(self, v: Tensor) -> Tensor:
+        """Remove the sketch's directions from v. (d,) -> (d,)"""
+        return v - ((self.basis @ v.to(self.basis.dtype)) @ self.basis).to(v.dtype)
 
     def expected_contraction(self, lam: float) -> float:
         """Return a rough guess of ‖g‖ after the first step, relative to before.
@@ -54,6 +73,17 @@ class CurvatureSketch:
         """
         tail = float(self.values[-1])
         return 0.1 * tail / (tail + lam)
+
+
+def outside_hessian(objective: Objective, w: Tensor, seed: int) -> HessianOperator | None:
+    """Return the Hessian at w over a small sample, to be used outside a sketch's directions.
+
+    Returns None for other models than linear ones. Their sampled products cost too much beside a gradient.
+    """
+    if not isinstance(objective, LinearObjective):
+        return None
+    rows = min(_OUTSIDE_ROWS, objective.rows.count // _OUTSIDE_SHARE)
+    return objective.hessian(w, Sampling(rows, seed)) if rows > 0 else None
 
 
 class SketchCancelled(Exception):

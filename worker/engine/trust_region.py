@@ -20,7 +20,7 @@ from worker.engine.bounds import reachable, strongly_convex_distance
 from worker.engine.objective import EXACT, Evaluation, HessianOperator, Objective
 from worker.engine.sampling import SampleSchedule
 from worker.engine.secants import SecantSteps
-from worker.engine.sketch import CurvatureSketch
+from worker.engine.sketch import CurvatureSketch, outside_hessian
 from worker.engine.subproblem import Proposal, Quadratic, Subproblem, steihaug
 from worker.engine.validation import check_floor, check_target, checked_point
 
@@ -253,7 +253,7 @@ class _Run:
 
     def follow(self, secants: SecantSteps) -> tuple[Step, bool]:
         """Take one step from the sketch if ‖g‖ falls. Return its record and whether to take another."""
-        step = secants.propose(self.current.gradient)
+        step = secants.propose(self.current.gradient, self._outside_product())
         point = self.w + step
         trial = self._evaluate(
             point, expected=self.contraction * self.current.norm, noise=_SECANT_NOISE, margin=_SECANT_MARGIN
@@ -266,6 +266,20 @@ class _Run:
             self.radius = self._first_radius()
         length = float(torch.linalg.vector_norm(step))
         return self._record(length, math.nan, accepted, 0), shrinkage < _SECANT_LEAST
+
+    def _outside_product(self) -> Callable[[Tensor], Tensor] | None:
+        """Return counted products with a sampled Hessian at the current point, or None if they do not pay."""
+        operator = outside_hessian(self.objective, self.w, self.settings.seed + len(self.steps))
+        if operator is None:
+            return None
+        fraction = operator.fraction
+        self.passes += fraction  # the logits at w
+
+        def product(v: Tensor) -> Tensor:
+            self.passes += fraction
+            return operator.product(v)
+
+        return product
 
     def advance(self) -> Step | None:
         """Propose one step and accept or reject it. Returns None if interrupted before the decision."""
