@@ -28,7 +28,7 @@ from worker.engine.subproblem import Quadratic, steihaug
 BLOCK_VECTORS = 64  # vectors that are multiplied together
 _BLOCK_ROWS = 512  # A chunk and its products stay in the cache.
 _OUTSIDE_ROWS = 2048  # sampled for the curvature outside a sketch's directions
-_OUTSIDE_SHARE = 16  # of the rows at most
+_OUTSIDE_LEAST = 24  # times as many rows there must be, or a sample costs too much beside a gradient
 _OUTSIDE_RESIDUAL = 0.005  # of ‖g‖; what the sketch itself gets wrong is a few times as much
 _OUTSIDE_PRODUCTS = 4
 _RESOLVED = 1e-5  # Eigenvalues below this share of the largest are rounding errors of float32.
@@ -78,12 +78,12 @@ class CurvatureSketch:
 def outside_hessian(objective: Objective, w: Tensor, seed: int) -> HessianOperator | None:
     """Return the Hessian at w over a small sample, to be used outside a sketch's directions.
 
-    Returns None for other models than linear ones. Their sampled products cost too much beside a gradient.
+    Returns None where its products would cost too much beside a gradient: for models that are not linear, and
+    for few rows.
     """
-    if not isinstance(objective, LinearObjective):
+    if not isinstance(objective, LinearObjective) or objective.rows.count < _OUTSIDE_LEAST * _OUTSIDE_ROWS:
         return None
-    rows = min(_OUTSIDE_ROWS, objective.rows.count // _OUTSIDE_SHARE)
-    return objective.hessian(w, Sampling(rows, seed)) if rows > 0 else None
+    return objective.hessian(w, Sampling(_OUTSIDE_ROWS, seed))
 
 
 class SketchCancelled(Exception):

@@ -11,7 +11,7 @@ from worker.engine.families import Logistic, Ridge, Softmax
 from worker.engine.linear import LinearObjective
 from worker.engine.rows import ArrayRows
 from worker.engine.secants import SecantSteps
-from worker.engine.sketch import CurvatureSketch, SketchCancelled, build_sketch
+from worker.engine.sketch import CurvatureSketch, SketchCancelled, build_sketch, outside_hessian
 from worker.engine.trust_region import Outcome, minimise, train
 
 LAM, TARGET = 1e-3, 1e-3
@@ -117,6 +117,51 @@ def test_its_inverse_is_that_of_the_dense_model() -> None:
     dense = basis.T @ torch.diag(values + LAM) @ basis + (values[-1] + LAM) * outside
     g = torch.randn(objective.dimension, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     torch.testing.assert_close(sketch.solve(g, LAM), torch.linalg.solve(dense, g), rtol=1e-3, atol=1e-2)
+
+
+def test_with_products_it_inverts_the_dense_model_whose_outside_is_the_hessian() -> None:
+    objective = _softmax(2000, 12)
+    w = _noised(objective)
+    sketch = build_sketch(objective, w, rank=20)
+    assert sketch is not None
+    basis, values = sketch.basis.double(), sketch.values.double()
+    outside = torch.eye(objective.dimension) - basis.T @ basis
+    dense = basis.T @ torch.diag(values + LAM) @ basis + outside @ _dense(objective, w) @ outside
+    g = torch.randn(objective.dimension, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    exact = torch.linalg.solve(dense, g)
+    solved = sketch.solve(g, LAM, objective.hessian(w).product)
+    assert float((solved - exact).norm() / exact.norm()) < 0.02
+    assert float((sketch.solve(g, LAM) - exact).norm() / exact.norm()) > 0.05  # what the products correct
+
+
+def test_many_rows_are_sampled_outside_the_sketch_and_the_step_gets_closer() -> None:
+    many, few = _softmax(60_000), _softmax(6000)
+    w = _noised(many)
+    sketch = build_sketch(many, w, rank=64)
+    assert sketch is not None
+    operator = outside_hessian(many, w, seed=0)
+    assert operator is not None
+    g = many.gradient(w)
+    plain, sampled = (sketch.solve(g, LAM, product) for product in (None, operator.product))
+    assert float(many.gradient(w - sampled).norm()) < 0.7 * float(many.gradient(w - plain).norm())
+    assert 3 * operator.fraction < 0.15, "linearising and two products cost little beside a gradient"
+    assert outside_hessian(few, w, seed=0) is None
+    network = problem(*NETWORKS["mlp-relu"], n=20)
+    assert outside_hessian(network, network.anchor, seed=0) is None
+
+
+def test_sampled_products_outside_a_sketch_are_counted_as_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = _softmax(60_000)
+    w = _noised(objective)
+    sketch = build_sketch(objective, w, rank=64)
+    solution = minimise(objective, w, target=TARGET, sketch=sketch)
+    monkeypatch.setattr("worker.engine.trust_region.outside_hessian", lambda *_: None)
+    plain = minimise(objective, w, target=TARGET, sketch=sketch)
+    assert solution.outcome is plain.outcome is Outcome.CERTIFIED
+    assert plain.passes == int(plain.passes)
+    sampled = solution.passes - int(solution.passes)
+    assert sampled == pytest.approx(round(sampled * 60_000 / 2048) * 2048 / 60_000)
+    assert sampled > 0
 
 
 def test_with_a_sketch_the_same_certificate_takes_fewer_passes() -> None:
