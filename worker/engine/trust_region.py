@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -124,7 +125,8 @@ def minimise(
     CERTIFIED, once ‖g‖ + e ≤ working_floor·target. With a proven floor, `working_floor` is ignored.
 
     With a `sketch` of the Hessian near the start, steps from it come first. When they stop paying off, the
-    trust-region loop continues from there. A wrong sketch costs two passes and changes nothing else.
+    trust-region loop continues from there. A wrong sketch costs two passes and changes nothing else. Without
+    a proven floor, the sketch preconditions the conjugate gradients instead.
 
     `known` is the evaluation at `start`, if an earlier run has it. It saves the first pass.
     """
@@ -134,7 +136,11 @@ def minimise(
     run = _Run(objective, w, target, floor, settings or SolverSettings(), subproblem, cancelled, known)
     secants: SecantSteps | None = None
     step: Step | None
-    if sketch is not None and run.proven and sketch.basis.shape[1] == objective.dimension:
+    if sketch is not None and sketch.basis.shape[1] != objective.dimension:
+        sketch = None
+    if sketch is not None and not run.proven:
+        run.inverse = partial(sketch.solve, lam=objective.lam)
+    elif sketch is not None:
         secants = SecantSteps(sketch, run.floor)
         run.contraction = sketch.expected_contraction(run.floor)
     while (outcome := run.verdict()) is None:

@@ -7,12 +7,17 @@ import torch
 from torch import Tensor
 
 from tests.unit.engine.linearised_problems import NETWORKS, nearby, problem
+from tests.unit.engine.network_problems import TINY, dense
+from tests.unit.engine.network_problems import nearby as near_network
+from tests.unit.engine.network_problems import problem as network_problem
 from worker.engine.families import Logistic, Ridge, Softmax
 from worker.engine.linear import LinearObjective
+from worker.engine.networks.architectures import Mlp, Spec, initial_point
+from worker.engine.networks.objective import NetworkObjective
 from worker.engine.rows import ArrayRows
 from worker.engine.secants import SecantSteps
 from worker.engine.sketch import CurvatureSketch, SketchCancelled, build_sketch, outside_hessian
-from worker.engine.trust_region import Outcome, minimise, train
+from worker.engine.trust_region import Outcome, Solution, minimise, train
 
 LAM, TARGET = 1e-3, 1e-3
 
@@ -88,8 +93,44 @@ def test_a_sketch_saves_a_linearised_network_passes_to_the_same_certificate() ->
     assert float((with_it.w - without.w).norm()) <= 2e-4
 
 
+@pytest.mark.parametrize("plugin", [False, True])
+@pytest.mark.parametrize("spec", [TINY[0], TINY[4], TINY[5]], ids=str)
+def test_a_sketch_of_a_network_is_its_dense_gauss_newton_matrix(spec: Spec, plugin: bool) -> None:
+    objective = network_problem(spec, plugin=plugin)
+    w = near_network(objective)
+    sketch = build_sketch(objective, w, rank=objective.dimension)
+    assert sketch is not None
+    model = sketch.basis.double().T @ torch.diag(sketch.values.double()) @ sketch.basis.double()
+    matrix = dense(objective.gauss_newton(w).product, objective.dimension)
+    torch.testing.assert_close(model, matrix, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("spoiled", [None, "random", "not finite", "of another model"])
+def test_a_sketch_preconditions_a_network_and_a_wrong_one_ends_at_the_same_point(spoiled: str | None) -> None:
+    generator, spec = torch.Generator().manual_seed(0), Mlp((30, 8, 4), "gelu")
+    x = 3 * torch.randn(500, 30, generator=generator) * torch.arange(1, 31).pow(-0.7)
+    rows = ArrayRows(x, (x @ torch.randn(30, 4, generator=generator)).argmax(1))
+    objective = NetworkObjective(rows, spec, 0.02, initial_point(spec, 0))
+
+    def solved(start: Tensor, target: float, sketch: CurvatureSketch | None) -> Solution:
+        return minimise(objective, start, target=target, working_floor=0.005, sketch=sketch)
+
+    noise = torch.randn(objective.dimension, generator=generator, dtype=torch.float64)
+    start = solved(objective.anchor, 1e-3, None).w + 4e-3 * noise
+    true = build_sketch(objective, start, rank=32)
+    wrong = _spoiled(spoiled, objective.dimension) if spoiled else true
+    without, with_it = solved(start, 1e-4, None), solved(start, 1e-4, wrong)
+    assert without.outcome is with_it.outcome is Outcome.REACHED
+    assert float((with_it.w - without.w).norm()) < 2e-4
+    if spoiled is None:
+        assert with_it.passes < 0.6 * without.passes
+
+
 def test_building_a_sketch_of_a_network_stops_when_cancelled() -> None:
     objective = problem(*NETWORKS["mlp-relu"], n=20)
+    smooth = network_problem(TINY[0])
+    with pytest.raises(SketchCancelled):
+        build_sketch(smooth, smooth.anchor, rank=4, cancelled=lambda: True)
     with pytest.raises(SketchCancelled):
         build_sketch(objective, objective.anchor, rank=4, cancelled=lambda: True)
 
