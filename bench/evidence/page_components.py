@@ -234,11 +234,15 @@ def networks(report: Report | None) -> str:
     intro = (
         "**Networks**, starting from a version published with noise. Retraining uses the same solver, from "
         "the anchor to the same gradient. Costs are in full passes, and a product counts as one. A retrained "
-        "model needs no B2. Unlearning finds a curvature sketch that an idle worker has prepared, which saves "
-        "it products. Most of the remaining passes are "
-        "gradients, one for each step, and the largest erasure leaves ‖g‖ at the published version about as "
-        "large as at the anchor. So unlearning takes about as many steps as retraining, and misses the target."
+        "model needs no B2. Most passes are gradients, one for each step, and the largest erasure leaves "
+        "‖g‖ at the published version about as large as at the anchor. So unlearning takes about as many "
+        "steps as retraining, and misses its target."
     )
+    if all("without_sketch" in case for _, case in cases):
+        intro += (
+            " Unlearning finds a curvature sketch that an idle worker has prepared. It saves products, which "
+            "retraining has to pay for."
+        )
     tables = (
         table(head, [_quality(name, case) for name, case in cases]),
         table(bill, [_bill(name, case) for name, case in cases]),
