@@ -32,12 +32,14 @@ from worker.data.scratch import working_folder
 from worker.distributed.rank0 import Team
 from worker.engine.linear import LinearObjective
 from worker.engine.linearised.objective import LinearisedObjective
+from worker.engine.networks.objective import NetworkObjective
 from worker.engine.sketch import CurvatureSketch, SketchCancelled, build_sketch
 from worker.fitting import local_objective, published_weights
 
 log = logging.get_logger("sketches")
 LEAST_NUMBERS = 4_000_000  # in the training rows. Smaller models are solved in a moment anyway.
 MOST_DIRECTIONS, LEAST_DIRECTIONS = 512, 16
+NETWORK_DIRECTIONS = 64  # A network's sketch only preconditions, and each direction takes two products.
 MEGABYTE = 2**20
 _NICE = 10
 _TENSORS = {"basis", "values"}
@@ -90,7 +92,7 @@ def prepare_sketch(context: JobContext) -> bool:
     with working_folder(context.services.settings, context.token) as scratch:
         paths_of_rows = tuple(part.rows_path for part in parts)
         objective = local_objective(context, paths_of_rows, scratch, activations_kept=True)
-        if not isinstance(objective, LinearObjective | LinearisedObjective):
+        if not isinstance(objective, LinearObjective | LinearisedObjective | NetworkObjective):
             return False
         rank = sketch_rank(
             numbers=objective.rows.count * context.manifest.width,
@@ -102,7 +104,7 @@ def prepare_sketch(context: JobContext) -> bool:
         sketch = build_sketch(
             objective,
             published_weights(context, objective),
-            rank=rank,
+            rank=min(rank, NETWORK_DIRECTIONS) if isinstance(objective, NetworkObjective) else rank,
             cancelled=lambda: not _is_current(context, version.id),
         )
     return sketch is not None and _store(context, version.id, key, sketch)
@@ -113,7 +115,7 @@ def _candidates(services: Services, first: UUID | None) -> Iterator[tuple[Model,
         models = session.scalars(select(Model).where(Model.state == ModelState.READY)).all()
     for model in sorted(models, key=lambda model: model.id != first):
         manifest = Manifest.model_validate(model.manifest)
-        if manifest.policy.method == "tr" and manifest.rule == "B1":
+        if manifest.policy.method == "tr" and manifest.rule in ("B1", "B2"):
             yield model, manifest
 
 

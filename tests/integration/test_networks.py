@@ -21,6 +21,7 @@ from app.db.tables import Job
 from app.services import Services
 from tests.integration.harness import MANIFEST, dataset
 from tests.integration.model_api import Api, newest_statement, work
+from worker import sketches
 from worker.data import families
 from worker.data.families import network_family
 from worker.engine.networks.architectures import Mlp, initial_point, shapes
@@ -84,6 +85,27 @@ def test_an_erasure_from_a_network_is_certified_as_conditional(api: Api, service
     assert {"retraining-reaches-reference", "curvature-rounding"} <= set(said.guarantee.assumptions)
     verdict = verified(api, said.certificate_id)
     assert verdict["verified"], [line for line in verdict["lines"] if line["ok"] is False]
+
+
+def test_an_erasure_from_a_network_solves_with_the_sketch_of_its_version(
+    api: Api, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        given.append(kwargs["sketch"])
+        return certify_in_rounds(*args, **kwargs)
+
+    monkeypatch.setattr("worker.batch.solve.certify_in_rounds", noted)
+    monkeypatch.setattr(sketches, "LEAST_NUMBERS", 1)
+    monkeypatch.setattr(sketches, "LEAST_DIRECTIONS", 1)
+    monkeypatch.setattr("os.nice", lambda _: None)  # it would last for the rest of the tests
+    register(api, services)
+    sketches.prepare_sketches(services)
+    api.erase("s0", "s1")
+    work(services)
+    assert [sketch is not None for sketch in given] == [True]
+    assert newest_statement(services).predicate.guarantee.assurance == "conditional"
 
 
 def test_attempts_share_the_failure_probability_of_the_measurement(

@@ -168,6 +168,7 @@ def approach(context: JobContext, candidate: Candidate) -> Candidate:
         budget_products=manifest.policy.curvature_products,
         heuristic=manifest.assurance == "heuristic",
         cancelled=context.is_over,
+        sketch=sketches.read_sketch(context),
     )
     stopped = any(solution.outcome is Outcome.CANCELLED for solution in rounds.solves)
     if stopped or rounds.kantorovich.verdict is Verdict.CANCELLED:

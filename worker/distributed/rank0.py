@@ -176,6 +176,11 @@ class DistributedObjective:
         return self.local.dimension
 
     @property
+    def lam(self) -> float:
+        """λ, the weight of the regulariser."""
+        return self.local.lam
+
+    @property
     def anchor(self) -> Tensor:
         """The anchor (d,)."""
         return self.local.anchor

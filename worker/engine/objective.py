@@ -106,6 +106,11 @@ class Objective(Protocol):
         ...
 
     @property
+    def lam(self) -> float:
+        """λ, the weight of the regulariser."""
+        ...
+
+    @property
     def curvature_floor(self) -> float:
         """Proven lower bound on the curvature everywhere, or 0."""
         ...

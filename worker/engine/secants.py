@@ -11,6 +11,7 @@ GMRES preconditioned by the sketch would do, at the price of one pass for each i
 the quantity that B1 certifies.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -28,13 +29,16 @@ class SecantSteps:
     steps: list[Tensor] = field(default_factory=list)  # s_j, each (d,)
     changes: list[Tensor] = field(default_factory=list)  # y_j, each (d,)
 
-    def propose(self, g: Tensor) -> Tensor:
-        """Return the next step from the gradient at the current point. (d,) -> (d,)"""
+    def propose(self, g: Tensor, product: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Return the next step from the gradient at the current point. (d,) -> (d,)
+
+        `product` is v ↦ H·v over a sample of the rows, for what the sketch leaves out.
+        """
         if not self.steps:
-            return -self.sketch.solve(g, self.lam)
+            return -self.sketch.solve(g, self.lam, product)
         changes, steps = torch.stack(self.changes, 1), torch.stack(self.steps, 1)  # (d, k)
         gamma: Tensor = torch.linalg.lstsq(changes, g[:, None]).solution
-        return -(steps @ gamma)[:, 0] - self.sketch.solve(g - (changes @ gamma)[:, 0], self.lam)
+        return -(steps @ gamma)[:, 0] - self.sketch.solve(g - (changes @ gamma)[:, 0], self.lam, product)
 
     def learn(self, step: Tensor, change: Tensor) -> None:
         """Remember a step (d,) that was taken and the change of the gradient (d,) along it."""

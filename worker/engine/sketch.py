@@ -10,6 +10,9 @@ The sketch comes from two block products with H in float32: a range finder and N
 from that range (Halko, Martinsson & Tropp 2011, alg. 4.3 and 5.5; used as a preconditioner by Frangella,
 Tropp & Udell 2023). A block multiplies many vectors with each chunk of rows, which is much faster than one
 product at a time. A chunk of a linearised network is linearised once for all of them.
+
+For a network, H may have negative eigenvalues. Its sketch is of the Gauss-Newton matrix on a sample of the
+rows instead, and preconditions the conjugate gradients of the trust-region method.
 """
 
 import math
@@ -22,9 +25,17 @@ from torch import Tensor
 from worker.engine.linear import LinearObjective
 from worker.engine.linearised.objective import LinearisedObjective
 from worker.engine.linearised.operators import BlockOperator
+from worker.engine.networks.objective import NetworkObjective, subsample
+from worker.engine.objective import HessianOperator, Objective, Sampling
+from worker.engine.subproblem import Quadratic, steihaug
 
 BLOCK_VECTORS = 64  # vectors that are multiplied together
 _BLOCK_ROWS = 512  # A chunk and its products stay in the cache.
+_OUTSIDE_ROWS = 2048  # sampled for the curvature outside a sketch's directions
+_OUTSIDE_LEAST = 24  # times as many rows there must be, or a sample costs too much beside a gradient
+_OUTSIDE_RESIDUAL = 0.005  # of ‖g‖; what the sketch itself gets wrong is a few times as much
+_OUTSIDE_PRODUCTS = 4
+_NETWORK_ROWS = 4096  # sampled for the sketch of a network
 _RESOLVED = 1e-5  # Eigenvalues below this share of the largest are rounding errors of float32.
 
 
@@ -35,16 +46,30 @@ class CurvatureSketch:
     basis: Tensor  # (r, d), orthonormal rows
     values: Tensor  # (r,), at least 0
 
-    def solve(self, g: Tensor, lam: float) -> Tensor:
+    def solve(self, g: Tensor, lam: float, product: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Return an approximation of H⁻¹·g. (d,) -> (d,)
 
         Outside its directions, the sketch assumes the curvature of the weakest of them. That is too much for
-        most, and a step that is too short does no harm.
+        most, and a step that is too short does no harm. With the `product` v ↦ H·v over a sample of the rows,
+        conjugate gradients solve for that part instead. Little curvature is left there, so a small sample and
+        two products are enough.
         """
         single = g.to(self.basis.dtype)
-        tail = float(self.values[-1]) + lam
-        scale = tail / (self.values + lam) - 1
-        return (single + (scale * (self.basis @ single)) @ self.basis).to(g.dtype) / tail
+        along = self.basis @ single
+        if product is None:
+            tail = float(self.values[-1]) + lam
+            scale = tail / (self.values + lam) - 1
+            return (single + (scale * along) @ self.basis).to(g.dtype) / tail
+        inside, known = torch.stack([along / (self.values + lam), along]) @ self.basis
+        outside = Quadratic((single - known).to(g.dtype), lambda v: self._across(product(v)))
+        tolerance = _OUTSIDE_RESIDUAL * float(torch.linalg.vector_norm(g))
+        solved = steihaug(outside, math.inf, tolerance=tolerance, limit=_OUTSIDE_PRODUCTS)
+        step: Tensor = inside.to(g.dtype) - solved.step
+        return step
+
+    def _across(self, v: Tensor) -> Tensor:
+        """Remove the sketch's directions from v. (d,) -> (d,)"""
+        return v - ((self.basis @ v.to(self.basis.dtype)) @ self.basis).to(v.dtype)
 
     def expected_contraction(self, lam: float) -> float:
         """Return a rough guess of ‖g‖ after the first step, relative to before.
@@ -56,12 +81,23 @@ class CurvatureSketch:
         return 0.1 * tail / (tail + lam)
 
 
+def outside_hessian(objective: Objective, w: Tensor, seed: int) -> HessianOperator | None:
+    """Return the Hessian at w over a small sample, to be used outside a sketch's directions.
+
+    Returns None where its products would cost too much beside a gradient: for models that are not linear, and
+    for few rows.
+    """
+    if not isinstance(objective, LinearObjective) or objective.rows.count < _OUTSIDE_LEAST * _OUTSIDE_ROWS:
+        return None
+    return objective.hessian(w, Sampling(_OUTSIDE_ROWS, seed))
+
+
 class SketchCancelled(Exception):
     """The caller no longer wants the sketch."""
 
 
 def build_sketch(
-    objective: LinearObjective | LinearisedObjective,
+    objective: LinearObjective | LinearisedObjective | NetworkObjective,
     w: Tensor,
     *,
     rank: int,
@@ -70,19 +106,16 @@ def build_sketch(
 ) -> CurvatureSketch | None:
     """Build a sketch of rank at most `rank` of the Hessian at w (d,), from this process's rows alone.
 
-    It reads every row of a linear model 2·rank/BLOCK_VECTORS times, and of a network twice. It asks often
-    whether it is `cancelled`. Returns None if the products overflow or there is no curvature to sketch.
+    It reads every row of a linear model 2·rank/BLOCK_VECTORS times, of a linearised network twice, and of a
+    network a few thousand rows for each product. It asks often whether it is `cancelled`. Returns None if the
+    products overflow or there is no curvature to sketch.
     """
 
     def check() -> None:
         if cancelled is not None and cancelled():
             raise SketchCancelled
 
-    hessian = (
-        BlockOperator(objective, w, check)
-        if isinstance(objective, LinearisedObjective)
-        else _BlockHessian(objective, w, check)
-    )
+    hessian = _operator(objective, w, check)
     generator = torch.Generator().manual_seed(seed)
     probes = torch.randn(min(rank, objective.dimension), objective.dimension, generator=generator)
     image = hessian.product(probes.to(objective.device))
@@ -93,6 +126,16 @@ def build_sketch(
         return _nystrom(span, hessian.product(span))
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return None
+
+
+def _operator(
+    objective: LinearObjective | LinearisedObjective | NetworkObjective, w: Tensor, check: Callable[[], None]
+) -> "BlockOperator | _BlockHessian | _SampledGaussNewton":
+    if isinstance(objective, NetworkObjective):
+        return _SampledGaussNewton(objective, w, check)
+    if isinstance(objective, LinearisedObjective):
+        return BlockOperator(objective, w, check)
+    return _BlockHessian(objective, w, check)
 
 
 def _nystrom(span: Tensor, image: Tensor) -> CurvatureSketch | None:
@@ -145,3 +188,27 @@ class _BlockHessian:
             if objective.bias:
                 total[:, split:] += bent.sum(-1)
         return total / objective.rows.count
+
+
+class _SampledGaussNewton:
+    """Products of a network's Gauss-Newton matrix with many vectors, in float32, over sampled rows."""
+
+    def __init__(self, objective: NetworkObjective, w: Tensor, before_product: Callable[[], None]) -> None:
+        self._before_product = before_product
+        self._sample = subsample(objective, objective.module, _NETWORK_ROWS, alone=True)
+        single = w.float()
+        self._products = [
+            self._sample.products.gauss_newton(single, (x, y, x.new_ones(len(x))))
+            for x, y in self._sample.chunks(torch.float32)
+        ]
+
+    def product(self, vectors: Tensor) -> Tensor:
+        """Multiply each row of `vectors` with the matrix. (k, d) -> (k, d)"""
+        return torch.stack([self._image(vector) for vector in vectors]) / self._sample.rows.count
+
+    def _image(self, vector: Tensor) -> Tensor:
+        self._before_product()
+        image = torch.zeros_like(vector)
+        for product in self._products:
+            image += product(vector)
+        return image

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from worker.engine.bounds import reachable, strongly_convex_distance
 from worker.engine.objective import EXACT, Evaluation, HessianOperator, Objective
 from worker.engine.sampling import SampleSchedule
 from worker.engine.secants import SecantSteps
-from worker.engine.sketch import CurvatureSketch
+from worker.engine.sketch import CurvatureSketch, outside_hessian
 from worker.engine.subproblem import Proposal, Quadratic, Subproblem, steihaug
 from worker.engine.validation import check_floor, check_target, checked_point
 
@@ -124,7 +125,8 @@ def minimise(
     CERTIFIED, once ‖g‖ + e ≤ working_floor·target. With a proven floor, `working_floor` is ignored.
 
     With a `sketch` of the Hessian near the start, steps from it come first. When they stop paying off, the
-    trust-region loop continues from there. A wrong sketch costs two passes and changes nothing else.
+    trust-region loop continues from there. A wrong sketch costs two passes and changes nothing else. Without
+    a proven floor, the sketch preconditions the conjugate gradients instead.
 
     `known` is the evaluation at `start`, if an earlier run has it. It saves the first pass.
     """
@@ -134,7 +136,11 @@ def minimise(
     run = _Run(objective, w, target, floor, settings or SolverSettings(), subproblem, cancelled, known)
     secants: SecantSteps | None = None
     step: Step | None
-    if sketch is not None and run.proven and sketch.basis.shape[1] == objective.dimension:
+    if sketch is not None and sketch.basis.shape[1] != objective.dimension:
+        sketch = None
+    if sketch is not None and not run.proven:
+        run.inverse = partial(sketch.solve, lam=objective.lam)
+    elif sketch is not None:
         secants = SecantSteps(sketch, run.floor)
         run.contraction = sketch.expected_contraction(run.floor)
     while (outcome := run.verdict()) is None:
@@ -253,7 +259,7 @@ class _Run:
 
     def follow(self, secants: SecantSteps) -> tuple[Step, bool]:
         """Take one step from the sketch if ‖g‖ falls. Return its record and whether to take another."""
-        step = secants.propose(self.current.gradient)
+        step = secants.propose(self.current.gradient, self._outside_product())
         point = self.w + step
         trial = self._evaluate(
             point, expected=self.contraction * self.current.norm, noise=_SECANT_NOISE, margin=_SECANT_MARGIN
@@ -266,6 +272,20 @@ class _Run:
             self.radius = self._first_radius()
         length = float(torch.linalg.vector_norm(step))
         return self._record(length, math.nan, accepted, 0), shrinkage < _SECANT_LEAST
+
+    def _outside_product(self) -> Callable[[Tensor], Tensor] | None:
+        """Return counted products with a sampled Hessian at the current point, or None if they do not pay."""
+        operator = outside_hessian(self.objective, self.w, self.settings.seed + len(self.steps))
+        if operator is None:
+            return None
+        fraction = operator.fraction
+        self.passes += fraction  # the logits at w
+
+        def product(v: Tensor) -> Tensor:
+            self.passes += fraction
+            return operator.product(v)
+
+        return product
 
     def advance(self) -> Step | None:
         """Propose one step and accept or reject it. Returns None if interrupted before the decision."""

@@ -7,12 +7,17 @@ import torch
 from torch import Tensor
 
 from tests.unit.engine.linearised_problems import NETWORKS, nearby, problem
+from tests.unit.engine.network_problems import TINY, dense
+from tests.unit.engine.network_problems import nearby as near_network
+from tests.unit.engine.network_problems import problem as network_problem
 from worker.engine.families import Logistic, Ridge, Softmax
 from worker.engine.linear import LinearObjective
+from worker.engine.networks.architectures import Mlp, Spec, initial_point
+from worker.engine.networks.objective import NetworkObjective
 from worker.engine.rows import ArrayRows
 from worker.engine.secants import SecantSteps
-from worker.engine.sketch import CurvatureSketch, SketchCancelled, build_sketch
-from worker.engine.trust_region import Outcome, minimise, train
+from worker.engine.sketch import CurvatureSketch, SketchCancelled, build_sketch, outside_hessian
+from worker.engine.trust_region import Outcome, Solution, minimise, train
 
 LAM, TARGET = 1e-3, 1e-3
 
@@ -88,8 +93,44 @@ def test_a_sketch_saves_a_linearised_network_passes_to_the_same_certificate() ->
     assert float((with_it.w - without.w).norm()) <= 2e-4
 
 
+@pytest.mark.parametrize("plugin", [False, True])
+@pytest.mark.parametrize("spec", [TINY[0], TINY[4], TINY[5]], ids=str)
+def test_a_sketch_of_a_network_is_its_dense_gauss_newton_matrix(spec: Spec, plugin: bool) -> None:
+    objective = network_problem(spec, plugin=plugin)
+    w = near_network(objective)
+    sketch = build_sketch(objective, w, rank=objective.dimension)
+    assert sketch is not None
+    model = sketch.basis.double().T @ torch.diag(sketch.values.double()) @ sketch.basis.double()
+    matrix = dense(objective.gauss_newton(w).product, objective.dimension)
+    torch.testing.assert_close(model, matrix, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("spoiled", [None, "random", "not finite", "of another model"])
+def test_a_sketch_preconditions_a_network_and_a_wrong_one_ends_at_the_same_point(spoiled: str | None) -> None:
+    generator, spec = torch.Generator().manual_seed(0), Mlp((30, 8, 4), "gelu")
+    x = 3 * torch.randn(500, 30, generator=generator) * torch.arange(1, 31).pow(-0.7)
+    rows = ArrayRows(x, (x @ torch.randn(30, 4, generator=generator)).argmax(1))
+    objective = NetworkObjective(rows, spec, 0.02, initial_point(spec, 0))
+
+    def solved(start: Tensor, target: float, sketch: CurvatureSketch | None) -> Solution:
+        return minimise(objective, start, target=target, working_floor=0.005, sketch=sketch)
+
+    noise = torch.randn(objective.dimension, generator=generator, dtype=torch.float64)
+    start = solved(objective.anchor, 1e-3, None).w + 4e-3 * noise
+    true = build_sketch(objective, start, rank=32)
+    wrong = _spoiled(spoiled, objective.dimension) if spoiled else true
+    without, with_it = solved(start, 1e-4, None), solved(start, 1e-4, wrong)
+    assert without.outcome is with_it.outcome is Outcome.REACHED
+    assert float((with_it.w - without.w).norm()) < 2e-4
+    if spoiled is None:
+        assert with_it.passes < 0.6 * without.passes
+
+
 def test_building_a_sketch_of_a_network_stops_when_cancelled() -> None:
     objective = problem(*NETWORKS["mlp-relu"], n=20)
+    smooth = network_problem(TINY[0])
+    with pytest.raises(SketchCancelled):
+        build_sketch(smooth, smooth.anchor, rank=4, cancelled=lambda: True)
     with pytest.raises(SketchCancelled):
         build_sketch(objective, objective.anchor, rank=4, cancelled=lambda: True)
 
@@ -117,6 +158,51 @@ def test_its_inverse_is_that_of_the_dense_model() -> None:
     dense = basis.T @ torch.diag(values + LAM) @ basis + (values[-1] + LAM) * outside
     g = torch.randn(objective.dimension, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     torch.testing.assert_close(sketch.solve(g, LAM), torch.linalg.solve(dense, g), rtol=1e-3, atol=1e-2)
+
+
+def test_with_products_it_inverts_the_dense_model_whose_outside_is_the_hessian() -> None:
+    objective = _softmax(2000, 12)
+    w = _noised(objective)
+    sketch = build_sketch(objective, w, rank=20)
+    assert sketch is not None
+    basis, values = sketch.basis.double(), sketch.values.double()
+    outside = torch.eye(objective.dimension) - basis.T @ basis
+    dense = basis.T @ torch.diag(values + LAM) @ basis + outside @ _dense(objective, w) @ outside
+    g = torch.randn(objective.dimension, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    exact = torch.linalg.solve(dense, g)
+    solved = sketch.solve(g, LAM, objective.hessian(w).product)
+    assert float((solved - exact).norm() / exact.norm()) < 0.02
+    assert float((sketch.solve(g, LAM) - exact).norm() / exact.norm()) > 0.05  # what the products correct
+
+
+def test_many_rows_are_sampled_outside_the_sketch_and_the_step_gets_closer() -> None:
+    many, few = _softmax(60_000), _softmax(6000)
+    w = _noised(many)
+    sketch = build_sketch(many, w, rank=64)
+    assert sketch is not None
+    operator = outside_hessian(many, w, seed=0)
+    assert operator is not None
+    g = many.gradient(w)
+    plain, sampled = (sketch.solve(g, LAM, product) for product in (None, operator.product))
+    assert float(many.gradient(w - sampled).norm()) < 0.7 * float(many.gradient(w - plain).norm())
+    assert 3 * operator.fraction < 0.15, "linearising and two products cost little beside a gradient"
+    assert outside_hessian(few, w, seed=0) is None
+    network = problem(*NETWORKS["mlp-relu"], n=20)
+    assert outside_hessian(network, network.anchor, seed=0) is None
+
+
+def test_sampled_products_outside_a_sketch_are_counted_as_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = _softmax(60_000)
+    w = _noised(objective)
+    sketch = build_sketch(objective, w, rank=64)
+    solution = minimise(objective, w, target=TARGET, sketch=sketch)
+    monkeypatch.setattr("worker.engine.trust_region.outside_hessian", lambda *_: None)
+    plain = minimise(objective, w, target=TARGET, sketch=sketch)
+    assert solution.outcome is plain.outcome is Outcome.CERTIFIED
+    assert plain.passes == int(plain.passes)
+    sampled = solution.passes - int(solution.passes)
+    assert sampled == pytest.approx(round(sampled * 60_000 / 2048) * 2048 / 60_000)
+    assert sampled > 0
 
 
 def test_with_a_sketch_the_same_certificate_takes_fewer_passes() -> None:

@@ -20,6 +20,7 @@ from worker.engine.networks.kantorovich import KantorovichResult, Verdict, certi
 from worker.engine.networks.lanczos import Gaussian
 from worker.engine.networks.objective import Network, NetworkObjective
 from worker.engine.objective import CertifiedGradient, Evaluation
+from worker.engine.sketch import CurvatureSketch
 from worker.engine.trust_region import Outcome, Solution, SolverSettings, minimise
 
 _MOST_ROUNDS = 3
@@ -55,14 +56,15 @@ def certify_in_rounds(
     heuristic: bool = False,
     gaussian: Gaussian = noise.draw,
     cancelled: Callable[[], bool] | None = None,
+    sketch: CurvatureSketch | None = None,
 ) -> RoundsResult:
     """Certify B2 at `w` (d,) or at a point closer to the minimiser.
 
     Spends less than `failure_probability` in all. `known` is the evaluation at `w`, from the last float64
     pass of the solve. With `heuristic`, an estimate is accepted if the network has no
-    analytic bound.
+    analytic bound. A `sketch` of the curvature nearby makes further solves faster.
     """
-    progress = _Progress(objective, w, _bounded(known), target, settings, cancelled)
+    progress = _Progress(objective, w, _bounded(known), target, settings, cancelled, sketch)
     spectra = progress.probe_sample(network, gaussian) if isinstance(network, Mlp | AllCnn) else None
     for rounds in range(1, _MOST_ROUNDS + 1):
         result = certify(
@@ -97,6 +99,7 @@ class _Progress:
     target: float
     settings: SolverSettings
     cancelled: Callable[[], bool] | None
+    sketch: CurvatureSketch | None
     lipschitz: float | None = None  # M, estimated on a sample
     solves: list[Solution] = field(default_factory=list)
     passes: float = 0.0
@@ -128,6 +131,7 @@ class _Progress:
             cancelled=self.cancelled,
             working_floor=floor,
             known=self.known,
+            sketch=self.sketch,
         )
         self.solves.append(solution)
         self.w = solution.w

@@ -271,8 +271,13 @@ class NetworkObjective(StreamedObjective):
         return max(own, self._explicit.row_bytes if self._explicit else 0)
 
 
-def subsample(objective: NetworkObjective, network: Network, rows: int) -> NetworkObjective:
-    """Return the same objective on at most `rows` rows, spread evenly along the data."""
+def subsample(
+    objective: NetworkObjective, network: Network, rows: int, *, alone: bool = False
+) -> NetworkObjective:
+    """Return the same objective on at most `rows` rows, spread evenly along the data.
+
+    With `alone` it does not sum over ranks.
+    """
     count = min(rows, objective.rows.count)
     indices = torch.arange(count) * objective.rows.count // count
     features, targets = objective.rows.sample(indices)
@@ -281,6 +286,6 @@ def subsample(objective: NetworkObjective, network: Network, rows: int) -> Netwo
         network,
         objective.lam,
         objective.anchor,
-        reduce=objective.reduce,
+        reduce=no_reduction if alone else objective.reduce,
         device=objective.device,
     )
