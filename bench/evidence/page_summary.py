@@ -17,8 +17,8 @@ _HEAD = (
     "**F1 released**",
     "the paper's F1",
     "guarantee",
-    "unlearning, s",
-    "retraining, s",
+    "seconds to unlearn",
+    "seconds to retrain",
 )
 _NEEDED = ("title", "rows", "erased", "f1_before", "f1_retrained", "f1_released", "assurance")
 Row = tuple[str, ...]
