@@ -299,3 +299,19 @@ def test_the_reason_of_a_withdrawal_is_shown_with_the_request(seen: Observer) ->
     assert "Withdrawn because sent twice" in page
     (entry,) = seen.get("/v1/audit-log?action=erasure.withdrawn")["items"]
     assert entry["details"] == {"reason": "in the erasure"}
+
+
+def test_a_request_for_a_model_that_is_not_registered_ends_at_once_and_says_why(seen: Observer) -> None:
+    asked = seen.post("/v1/erasures", {"subjects": ["a", "b"], "models": ["rejected"]})
+    assert asked.status_code == 202, asked.text
+    erasure_id = asked.json()["id"]
+    shown = seen.get(f"/v1/erasures/{erasure_id}")
+    assert shown["summary"] == "Done. This request is complete."
+    assert shown["tasks"][0]["outcomes"] == {"model_not_registered": 2}
+    command, page = seen.command("status", erasure_id), text_of(seen.page(f"/erasures/{erasure_id}"))
+    assert "model not registered 2" in command
+    assert "2 people: the model was not registered" in page
+    for place in (shown["tasks"][0]["notice"], command, page):
+        assert "its files were not searched" in place
+        assert "Lethe does not remember them and will not remind you." in place
+    assert ERASED not in page
