@@ -28,7 +28,7 @@ BOUNDARIES = [
     *(f"after:{RUN}.{name}" for name in ("write_draft", "record_draw", "score_draw", "with_utility")),
     *(
         f"{when}:{PURGE}.{name}"
-        for name in ("delete_files", "forget_identifiers")
+        for name in ("delete_files", "forget_identifiers", "destroy_subject_keys")
         for when in ("before", "after")
     ),
     f"after:{PURGE}.empty_write_ahead_log",
