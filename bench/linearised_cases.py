@@ -39,7 +39,6 @@ class Case:
     side: int | None = None
     centre: float = 0.0
     flip: bool = False
-    compared: bool = False  # with the baselines on the network itself
 
 
 MNIST = Case(
@@ -81,21 +80,20 @@ CIFAR = Case(
 )
 RESNET = Case(
     "resnet18",
-    "CIFAR-10, last stage of a ReLU ResNet-18 at 16 pixels, linearised",
+    "CIFAR-10, last block of a ReLU ResNet-18 at 16 pixels, linearised",
     "resnet18",
     ResNet18((3, 16, 16), 10, 8, 4, "relu"),
     {"image": [3, 16, 16], "base_width": 8, "groups": 4, "activation": "relu", "linearised": True},
     lam=1e-2,
-    target=1e-4,
-    public=10_000,
-    private=4000,
-    epochs=12,
+    target=1e-3,
+    public=5000,
+    private=1500,
+    epochs=8,
     rate=5e-3,
-    layers=("blocks.6", "blocks.7", "head"),
+    layers=("blocks.7", "head"),
     side=16,
     centre=0.5,
     flip=True,
-    compared=True,
 )
 CASES: dict[str, tuple[Case, Callable[[], Images]]] = {
     "mnist": (MNIST, mnist),
