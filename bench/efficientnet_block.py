@@ -1,4 +1,4 @@
-"""The last convolution of EfficientNet-Lite0 with its normalisation and a new head, as a network to linearise.
+"""The last convolution of EfficientNet-Lite0 with its normalisation and a new head, to be linearised.
 
 Rows are what enters this convolution (`bench.image_features.cifar_activations`). Everything before it is
 frozen, like the backbone of a representation. BatchNorm uses the statistics published with the weights.

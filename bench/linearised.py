@@ -2,15 +2,15 @@
 
 MNIST with a 784-64-64-10 network, CIFAR-10 at 16x16 pixels with the last convolution and the head of a small
 convolutional network, CIFAR-10 at 64x64 pixels with the last block of EfficientNet-Lite0, and CIFAR-10 with
-the last block of a ResNet-18. The anchor is fitted on public rows that are never erased. A biased set is erased from a version that was published with noise, and 0.1 % of the
-rows in a second experiment. Costs are in full passes over the rows: a Jacobian-vector and a vector-Jacobian
-product together count as one.
+the last block of a ResNet-18. The anchor is fitted on public rows that are never erased. A biased set is
+erased from a version that was published with noise, and 0.1 % of the rows in a second experiment. Costs are
+in full passes over the rows: a Jacobian-vector and a vector-Jacobian product together count as one.
 
 BENCH_CASE=mnist measures that case alone, and BENCH_CASE=serving what a prediction costs. BENCH_STAGE=biased
 or BENCH_STAGE=small measures one of the two experiments alone, and BENCH_SKETCH=no leaves out the curvature
-sketch, which takes longer to prepare than everything else. All other figures are kept. Each experiment
-names the commit and the load of the machine at which it was measured: seconds depend on that load, passes and
-F1 do not.
+sketch, which takes longer to prepare than everything else. All other figures are kept. Each experiment names
+the commit and the load of the machine at which it was measured: seconds depend on that load, passes and F1 do
+not.
 """
 
 import json
@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor

@@ -178,10 +178,10 @@ def _inputs(
         assert case.side is not None
         train, test = cifar_activations(case.side)
         return train[order], test
-    train, test = images.train_images[order], images.test_images
+    shape, side, centre = images.shape, case.side, case.centre
     return (
-        scaled(train, images.shape, case.side, case.centre),
-        scaled(test, images.shape, case.side, case.centre),
+        scaled(images.train_images[order], shape, side, centre),
+        scaled(images.test_images, shape, side, centre),
     )
 
 

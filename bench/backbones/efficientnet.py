@@ -78,9 +78,7 @@ def block_strides(size: int) -> list[int]:
 
 def declare_trunk(size: int, *, side: int) -> Representation:
     """Declare the representation of images that `build_trunk` makes."""
-    return declare(size, side=side).model_copy(
-        update={"outputs": ("activations",), "normalisation": "none"}
-    )
+    return declare(size, side=side).model_copy(update={"outputs": ("activations",), "normalisation": "none"})
 
 
 def declare(size: int, *, side: int) -> Representation:

@@ -1,7 +1,7 @@
 """Problems to unlearn from: a trained model, its rows, and how such a model is solved and certified.
 
-Linear models, networks and linearised networks differ in three methods only, which are abstract here. The model is trained once
-and every method starts from it, as in the paper.
+Linear models, networks and linearised networks differ in three methods only, which are abstract here. The
+model is trained once and every method starts from it, as in the paper.
 """
 
 import math
@@ -202,8 +202,8 @@ class Linearised(Problem):
         self.labels, spec = data.labels, case.spec
         assert isinstance(spec, ResNet18)
         self.model = (
-            f"ResNet-18 of base width {spec.base_width}, GroupNorm and {spec.activation.upper()}, linearised; "
-            f"{', '.join(case.layers)} trained"
+            f"ResNet-18 of base width {spec.base_width}, GroupNorm and {spec.activation.upper()}, "
+            f"linearised; {', '.join(case.layers)} trained"
         )
         self.sees = f"{case.side}×{case.side} pixels; anchor fitted on {case.public:,} public rows"
         whole = self.objective()

@@ -224,7 +224,7 @@ class _Run:
         self.current = known or self._evaluate(w, expected=math.inf, scale=0.0)
         self.radius = self._first_radius()
         self.settled = False  # The last step was good, so the preconditioner is still valid.
-        self.quadratic = False  # The last step of the trust-region loop showed hardly any change of curvature.
+        self.quadratic = False  # The last trust-region step found hardly any change of curvature.
 
     @property
     def seconds(self) -> float:

@@ -27,14 +27,15 @@ class Dense:
     def product(self, v: Tensor) -> Tensor:
         return self.matrix @ v
 
-    def approximate_inverse(self, rank: int) -> ApproximateInverse | None:  # noqa: ARG002
+    def approximate_inverse(self, rank: int) -> ApproximateInverse | None:
         return None
 
 
 def matrix(size: int = 30) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     basis = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0]
-    return basis @ torch.diag(torch.logspace(-3, 1, size, dtype=torch.float64)) @ basis.T
+    whole: Tensor = basis @ torch.diag(torch.logspace(-3, 1, size, dtype=torch.float64)) @ basis.T
+    return whole
 
 
 def vectors(count: int, size: int = 30) -> Iterator[Tensor]:
