@@ -26,21 +26,24 @@ _BATCH = 1000
 
 
 class EfficientNetBlock(nn.Module):
-    """Convolution, BatchNorm, ReLU6, averages over positions and a linear head, in two groups of channels."""
+    """Convolution, BatchNorm, ReLU6, averages over positions and a linear head, in two groups of channels.
+
+    The convolution sees one position at a time, so it is a linear layer on the channels of each position.
+    """
 
     def __init__(self, side: int) -> None:
         """Take maps of `side` by `side` positions."""
         super().__init__()
-        self.side = side
-        self.frozen = nn.Conv2d(TRUNK_CHANNELS, FEATURES - TUNED, 1, bias=False)
-        self.frozen_norm = nn.BatchNorm2d(FEATURES - TUNED, eps=BATCH_NORM_EPSILON)
-        self.tuned = nn.Conv2d(TRUNK_CHANNELS, TUNED, 1, bias=False)
-        self.tuned_norm = nn.BatchNorm2d(TUNED, eps=BATCH_NORM_EPSILON)
+        self.positions = side**2
+        self.frozen = nn.Linear(TRUNK_CHANNELS, FEATURES - TUNED, bias=False)
+        self.frozen_norm = nn.BatchNorm1d(FEATURES - TUNED, eps=BATCH_NORM_EPSILON)
+        self.tuned = nn.Linear(TRUNK_CHANNELS, TUNED, bias=False)
+        self.tuned_norm = nn.BatchNorm1d(TUNED, eps=BATCH_NORM_EPSILON)
         self.head = nn.Linear(FEATURES, 10)
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits. (c, channels·side²) -> (c, 10)"""
+        """Return the logits. (c, channels·positions) -> (c, 10)"""
         for _, run in self.stages():
             x = run(x)
         return x
@@ -54,21 +57,21 @@ class EfficientNetBlock(nn.Module):
         ]
 
     def _append_frozen(self, x: Tensor) -> Tensor:
-        """Append the averages of the frozen channels to the maps."""
-        return torch.cat([x, _averages(self._maps(x), self.frozen, self.frozen_norm)], 1)
+        """Order the maps by position and append the averages of the frozen channels."""
+        maps = x.view(len(x), TRUNK_CHANNELS, self.positions).transpose(1, 2)
+        return torch.cat([maps.flatten(1), _averages(maps, self.frozen, self.frozen_norm)], 1)
 
     def _replace_maps(self, x: Tensor) -> Tensor:
         """Replace the maps by the averages of the trained channels."""
-        averages = _averages(self._maps(x), self.tuned, self.tuned_norm)
-        return torch.cat([averages, x[:, TRUNK_CHANNELS * self.side**2 :]], 1)
-
-    def _maps(self, x: Tensor) -> Tensor:
-        width = TRUNK_CHANNELS * self.side**2
-        return x[:, :width].reshape(-1, TRUNK_CHANNELS, self.side, self.side)
+        width = TRUNK_CHANNELS * self.positions
+        maps = x[:, :width].view(len(x), self.positions, TRUNK_CHANNELS)
+        return torch.cat([_averages(maps, self.tuned, self.tuned_norm), x[:, width:]], 1)
 
 
-def _averages(maps: Tensor, convolution: nn.Module, norm: nn.Module) -> Tensor:
-    return SCALE * functional.relu6(norm(convolution(maps))).mean((2, 3))
+def _averages(maps: Tensor, linear: nn.Module, norm: nn.Module) -> Tensor:
+    """Return the averages over positions. (c, positions, channels) -> (c, outputs)"""
+    z = linear(maps)
+    return SCALE * functional.relu6(norm(z.flatten(0, 1))).view(z.shape).mean(1)
 
 
 def fit_anchor(rows: ArrayRows, side: int) -> Tensor:
@@ -92,7 +95,7 @@ def _published() -> dict[str, Tensor]:
     """Return the published weights of the convolution and its normalisation."""
     weights = read_weights(0)
     parts = ("weight", "bias", "running_mean", "running_var")
-    return {".weight": weights["_conv_head.weight"]} | {
+    return {".weight": weights["_conv_head.weight"].flatten(1)} | {
         f"_norm.{part}": weights[f"_bn1.{part}"] for part in parts
     }
 
@@ -100,11 +103,11 @@ def _published() -> dict[str, Tensor]:
 def _published_averages(x: Tensor, side: int) -> Tensor:
     """Return the averages of all channels for the rows x. -> (n, 1280)"""
     published = _published()
-    convolution = nn.Conv2d(TRUNK_CHANNELS, FEATURES, 1, bias=False)
-    norm = nn.BatchNorm2d(FEATURES, eps=BATCH_NORM_EPSILON).eval()
-    convolution.load_state_dict({"weight": published[".weight"]})
+    linear = nn.Linear(TRUNK_CHANNELS, FEATURES, bias=False)
+    norm = nn.BatchNorm1d(FEATURES, eps=BATCH_NORM_EPSILON).eval()
+    linear.load_state_dict({"weight": published[".weight"]})
     parts = {key.removeprefix("_norm."): part for key, part in published.items() if key != ".weight"}
     norm.load_state_dict(parts, strict=False)
     with torch.no_grad():
-        maps = (rows.view(-1, TRUNK_CHANNELS, side, side) for rows in torch.split(x, _BATCH))
-        return torch.cat([_averages(part, convolution, norm) for part in maps])
+        maps = x.view(len(x), TRUNK_CHANNELS, side**2).transpose(1, 2)
+        return torch.cat([_averages(part, linear, norm) for part in torch.split(maps, _BATCH)])
