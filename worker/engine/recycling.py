@@ -17,7 +17,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from worker.engine.objective import HessianOperator
 from worker.engine.subproblem import Quadratic
 
 _MOST_BYTES = 256 * 2**20  # for the directions and their images
@@ -29,9 +28,10 @@ class RecycledSolves:
 
     def __init__(
         self,
-        operator: HessianOperator,
+        product: Callable[[Tensor], Tensor],
         inverse: Callable[[Tensor], Tensor] | None,
         *,
+        fraction: float,
         forcing: float,
         least: float,
         limit: int,
@@ -39,9 +39,10 @@ class RecycledSolves:
     ) -> None:
         """Solve to a residual of `forcing` relative to r, but not below `least`, in `limit` products.
 
+        A product touches this `fraction` of the rows. One that is not finite ends a solve.
         `share` shortens the solutions. The inverse of a sampled Hessian is too large on average.
         """
-        self._operator, self._inverse = operator, inverse
+        self._product, self._inverse, self._fraction = product, inverse, fraction
         self._forcing, self._least, self._limit, self._share = forcing, least, limit, share
         self._directions: Tensor | None = None  # (k, d), and their images under H
         self._images: Tensor | None = None
@@ -51,18 +52,18 @@ class RecycledSolves:
     @property
     def passes(self) -> float:
         """What the products have cost so far."""
-        return self.products * self._operator.fraction
+        return self.products * self._fraction
 
     def solve(self, g: Tensor, lam: float) -> Tensor:  # noqa: ARG002
         """Return an approximation of H⁻¹·g. (d,) -> (d,)"""
         x, r = self._project(torch.zeros_like(g), g)
         goal = max(self._forcing * _norm(g), self._least)
-        quadratic = Quadratic(g, self._operator.product, self._inverse)
+        quadratic = Quadratic(g, self._product, self._inverse)
         for _ in range(self._limit):
             if not _norm(r) > goal:
                 break
             direction = self._conjugate(quadratic.precondition(r)[0])
-            image = self._operator.product(direction)
+            image = self._product(direction)
             self.products += 1
             curvature = float(direction @ image)
             alpha = float(direction @ r) / curvature if curvature > 0 else math.nan

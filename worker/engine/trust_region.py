@@ -272,8 +272,9 @@ class _Run:
         preconditioner = operator.approximate_inverse(settings.preconditioner_rank)
         self.passes += operator.fraction + (preconditioner.passes if preconditioner else 0.0)
         solves = RecycledSolves(
-            operator,
+            self._interruptible(operator),
             preconditioner.apply if preconditioner else None,
+            fraction=operator.fraction,
             forcing=_RECYCLED_FORCING,
             least=0.3 * self.floor * self.target,
             limit=settings.max_products,

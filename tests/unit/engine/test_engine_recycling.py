@@ -10,7 +10,6 @@ from torch import Tensor
 from tests.unit.engine.linearised_problems import NETWORKS, nearby, problem
 from worker.engine import recycling
 from worker.engine.linearised.objective import LinearisedObjective
-from worker.engine.objective import ApproximateInverse
 from worker.engine.recycling import RecycledSolves
 from worker.engine.trust_region import Outcome, SolverSettings, minimise, train
 
@@ -27,9 +26,6 @@ class Dense:
     def product(self, v: Tensor) -> Tensor:
         return self.matrix @ v
 
-    def approximate_inverse(self, rank: int) -> ApproximateInverse | None:
-        return None
-
 
 def matrix(size: int = 30) -> Tensor:
     generator = torch.Generator().manual_seed(0)
@@ -45,7 +41,8 @@ def vectors(count: int, size: int = 30) -> Iterator[Tensor]:
 
 
 def solves(operator: Dense, *, forcing: float = 1e-8, limit: int = 200) -> RecycledSolves:
-    return RecycledSolves(operator, None, forcing=forcing, least=0.0, limit=limit)
+    fraction = operator.fraction
+    return RecycledSolves(operator.product, None, fraction=fraction, forcing=forcing, least=0.0, limit=limit)
 
 
 def test_every_solve_reaches_its_residual_and_later_ones_need_fewer_products() -> None:
@@ -108,3 +105,13 @@ def test_a_start_far_away_still_ends_with_a_certificate() -> None:
     reference = train(objective, target=1e-6, settings=replace(SETTINGS, recycled_solves=False))
     gap = float(torch.linalg.vector_norm(solution.w - reference.w))
     assert gap <= solution.distance + reference.distance
+
+
+def test_a_solve_with_one_sample_can_be_cancelled() -> None:
+    objective = linearised()
+    start = nearby(objective, scale=0.01)
+    asked = iter([False, True])  # not before the first step, but at its first product
+    solution = minimise(objective, start, target=1e-9, settings=SETTINGS, cancelled=lambda: next(asked, True))
+    assert solution.outcome is Outcome.CANCELLED
+    assert len(solution.steps) == 1
+    assert not solution.steps[0].accepted
