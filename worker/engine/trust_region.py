@@ -35,6 +35,7 @@ _SECANT_MARGIN = 1.3  # A step that is expected this close to the goal is evalua
 _SECANT_LEAST = 0.8  # A step that shrinks ‖g‖ by less shows that the sketch no longer helps.
 _RECYCLED_FORCING = 0.2  # relative residual of a solve with one sample; the sample itself is off by more
 _RECYCLED_SHARE = 0.7  # of such a solution that is taken, because the inverse of a sample is too large
+_RECYCLED_LEAST = 0.8  # of the target's ‖g‖: a smaller residual is not worth a product
 _QUADRATIC = 0.8  # A step of the trust-region loop with ρ above it ends where the Hessian hardly changes.
 
 
@@ -276,7 +277,7 @@ class _Run:
             preconditioner.apply if preconditioner else None,
             fraction=operator.fraction,
             forcing=_RECYCLED_FORCING,
-            least=0.3 * self.floor * self.target,
+            least=_RECYCLED_LEAST * self.floor * self.target,
             limit=settings.max_products,
             share=_RECYCLED_SHARE,
         )
