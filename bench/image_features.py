@@ -35,26 +35,42 @@ def cifar_test_features(side: int = SIDE) -> NDArray[np.float32]:
     return _features(images, len(images), "test-", side)
 
 
-def _features(images: NDArray[np.uint8], rows: int, prefix: str, side: int) -> NDArray[np.float32]:
+def cifar_activations(side: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return what enters the last convolution of the backbone, for all training and test images. -> (n, k)"""
+    images = cifar10()
+    train, test = images.train_images, images.test_images
+    return (
+        _features(train, len(train), "trunk-", side, trunk=True),
+        _features(test, len(test), "trunk-test-", side, trunk=True),
+    )
+
+
+def _features(
+    images: NDArray[np.uint8], rows: int, prefix: str, side: int, *, trunk: bool = False
+) -> NDArray[np.float32]:
     starts = range(0, rows, PIECE)
-    return np.concatenate([np.load(_piece(images, start, prefix, side)) for start in starts])[:rows]
+    return np.concatenate([np.load(_piece(images, start, prefix, side, trunk)) for start in starts])[:rows]
 
 
-def _piece(images: NDArray[np.uint8], start: int, prefix: str, side: int) -> Path:
+def _piece(images: NDArray[np.uint8], start: int, prefix: str, side: int, trunk: bool) -> Path:
     """Return the cached features of the images from `start` on, computed the first time."""
     name = NAME.format(size=SIZE, side=side)
     path = cache_folder() / "features" / f"{name}-{prefix}{start:05d}.npy"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.stem}.{os.getpid()}.npy")
-        np.save(partial, _encode(images[start : start + PIECE], side))
+        np.save(partial, _encode(images[start : start + PIECE], side, trunk))
         partial.replace(path)
     return path
 
 
-def _encode(images: NDArray[np.uint8], side: int) -> NDArray[np.float32]:
-    """Return the features of flat images with channels first. (n, 3072) -> (n, 1280)"""
-    declaration = efficientnet.declare(SIZE, side=side)
-    graph = efficientnet.build(SIZE, side=side)
+def _encode(images: NDArray[np.uint8], side: int, trunk: bool) -> NDArray[np.float32]:
+    """Return the features of flat images with channels first. (n, 3072) -> (n, k)"""
+    declare, build = (
+        (efficientnet.declare_trunk, efficientnet.build_trunk)
+        if trunk
+        else (efficientnet.declare, efficientnet.build)
+    )
+    declaration, graph = declare(SIZE, side=side), build(SIZE, side=side)
     encoder = Encoder(declaration, graph, None, limits=Limits())
     return encoder.encode(pa.array([encode_png(row.reshape(3, 32, 32)) for row in images], pa.binary()))

@@ -33,7 +33,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 README = PAGE.parent.parent / "README.md"
 FIGURES = "<!-- figures: python -m bench.results_page writes this table -->"
 END_OF_FIGURES = "<!-- end of figures -->"
-COMPARED = ("mnist", "fashion", "cifar", "mlp", "allcnn")
+COMPARED = ("mnist", "fashion", "cifar", "mlp", "allcnn", "resnet")
 SWEPT = ("sweep_mnist", "sweep_cifar")
 OTHERS = (
     "engine",

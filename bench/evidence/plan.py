@@ -18,6 +18,9 @@ class Plan:
     mlp_rows: int  # private rows of the MNIST network
     cnn_rows: int  # private rows of the CIFAR-10 network
     cnn_seeds: int
+    resnet_rows: int  # private rows of the linearised ResNet-18
+    resnet_test_rows: int
+    resnet_seeds: int
     draws: int  # of the release noise
     replicates: int  # of the bootstrap
     sweep_rows: int
@@ -41,6 +44,9 @@ _PLANS = {
         mlp_rows=55_000,
         cnn_rows=10_000,
         cnn_seeds=3,
+        resnet_rows=4000,
+        resnet_test_rows=10_000,
+        resnet_seeds=3,
         draws=10,
         replicates=1000,
         sweep_rows=60_000,
@@ -61,6 +67,9 @@ _PLANS = {
         mlp_rows=6000,
         cnn_rows=3000,
         cnn_seeds=3,
+        resnet_rows=1000,
+        resnet_test_rows=1000,
+        resnet_seeds=1,
         draws=3,
         replicates=300,
         sweep_rows=6000,
@@ -81,6 +90,9 @@ _PLANS = {
         mlp_rows=1000,
         cnn_rows=400,
         cnn_seeds=1,
+        resnet_rows=400,
+        resnet_test_rows=500,
+        resnet_seeds=1,
         draws=2,
         replicates=50,
         sweep_rows=1500,

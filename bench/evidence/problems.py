@@ -1,9 +1,10 @@
 """Problems to unlearn from: a trained model, its rows, and how such a model is solved and certified.
 
-A linear model and a network differ in three methods only, which are abstract here. The model is trained once
-and every method starts from it, as in the paper.
+Linear models, networks and linearised networks differ in three methods only, which are abstract here. The
+model is trained once and every method starts from it, as in the paper.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
@@ -11,16 +12,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import jacrev, vmap
 
-from bench import networks
+from bench import linearised_cases, networks
 from bench.datasets import cifar10, mnist
 from bench.engine import CLASSES, LAMBDA, Data
 from bench.evidence import features
 from bench.evidence.clock import Clock, clocked
 from bench.evidence.plan import CONVEX_TARGET, DELTA, Plan
+from bench.linearised_cases import Case as LinearisedCase
 from bench.networks import Case
+from worker.engine.baselines.lipschitz import SOFTMAX
+from worker.engine.baselines.zhang2024 import Lipschitz
 from worker.engine.families import Softmax
-from worker.engine.networks.architectures import Mlp, dimension
+from worker.engine.linearised.automatic import AutomaticNetwork
+from worker.engine.linearised.objective import LinearisedObjective
+from worker.engine.networks.architectures import Mlp, ResNet18, dimension
 from worker.engine.networks.certify_rounds import certify_in_rounds
 from worker.engine.networks.kantorovich import Verdict
 from worker.engine.networks.objective import NetworkObjective
@@ -32,6 +39,7 @@ from worker.evaluation.utility import Holdout, NetworkHoldout
 Rows = NDArray[np.int64]
 LAMBDAS = {"CIFAR-10": 1e-5}  # of linear models whose features need another λ than the engine's
 _ANCHOR_STEPS = 25
+_JACOBIAN_ROWS = 25  # rows whose whole Jacobian fits into memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,7 @@ class Problem(ABC):
     labels: NDArray[np.int64]
     start: Tensor
     dimension: int
+    lipschitz: Lipschitz | None = None  # constants for `zhang2024`, where the engine knows none
 
     @abstractmethod
     def objective(self, rows: Rows | None = None) -> Objective:
@@ -118,8 +127,7 @@ class Linear(Problem):
 
     def certify(self, objective: Objective, solution: Solution) -> tuple[Tensor, Certified]:
         """Return the solution: B1 is part of its last pass."""
-        distance = solution.distance if solution.distance <= self.target else None
-        return solution.w, Certified(distance, str(solution.outcome), objective.curvature_floor, Clock(), 0.0)
+        return _by_b1(objective, solution, self.target)
 
     def _softmax(self, data: Data) -> Softmax:
         return Softmax(ArrayRows(data.features, data.labels), CLASSES, self.lam, bias=False)
@@ -177,6 +185,79 @@ class Network(Problem):
         return ArrayRows(*self._data.private.sample(torch.from_numpy(everything)))
 
 
+class Linearised(Problem):
+    """A network linearised at an anchor fitted on public rows, the proved tier."""
+
+    tier, delta = "proved", DELTA
+
+    def __init__(self, name: str, case: LinearisedCase, *, test_rows: int) -> None:
+        self.name, self.lam, self.target, self._case = name, case.lam, case.target, case
+        images = cifar10()
+        images = replace(
+            images, test_images=images.test_images[:test_rows], test_labels=images.test_labels[:test_rows]
+        )
+        data = linearised_cases.split(images, case)
+        self._anchor = linearised_cases.public_anchor(case, data.public)
+        self._data = linearised_cases.prepare(case, data, self._anchor)
+        self.labels, spec = data.labels, case.spec
+        assert isinstance(spec, ResNet18)
+        self.model = (
+            f"ResNet-18 of base width {spec.base_width}, GroupNorm and {spec.activation.upper()}, "
+            f"linearised; {', '.join(case.layers)} trained"
+        )
+        self.sees = f"{case.side}×{case.side} pixels; anchor fitted on {case.public:,} public rows"
+        whole = self.objective()
+        self.dimension, self.lipschitz = whole.dimension, _lipschitz(whole)
+        self.start = self.solve(whole, whole.anchor).w
+
+    def objective(self, rows: Rows | None = None) -> LinearisedObjective:
+        """Return a fresh objective over the given training rows, or all."""
+        return self._linearised(self._part(rows))
+
+    def scored(self, rows: Rows | None = None) -> Holdout:
+        """Return the given training rows, or the test rows, as a holdout."""
+        held_out = self._data.prepared_test or self._data.test
+        return NetworkHoldout(self._linearised(held_out if rows is None else self._part(rows)))
+
+    def certify(self, objective: Objective, solution: Solution) -> tuple[Tensor, Certified]:
+        """Return the solution: B1 is part of its last pass."""
+        return _by_b1(objective, solution, self.target)
+
+    def _linearised(self, rows: ArrayRows) -> LinearisedObjective:
+        return linearised_cases.objective_on(self._case, rows, self._anchor, self._data)
+
+    def _part(self, rows: Rows | None) -> ArrayRows:
+        whole = self._data.prepared or self._data.private
+        everything = np.arange(len(self.labels)) if rows is None else rows
+        return ArrayRows(*whole.sample(torch.from_numpy(everything)))
+
+
+def _by_b1(objective: Objective, solution: Solution, target: float) -> tuple[Tensor, Certified]:
+    distance = solution.distance if solution.distance <= target else None
+    return solution.w, Certified(distance, str(solution.outcome), objective.curvature_floor, Clock(), 0.0)
+
+
+def _lipschitz(objective: LinearisedObjective) -> Lipschitz:
+    """Return the smoothness constants on these rows, from the largest ‖∂N(x; a)‖_F of a row.
+
+    The publication takes such constants as given. These are computed in float32 and rounded up.
+    """
+    network = objective.network
+    assert isinstance(network, AutomaticNetwork)
+
+    def of_one(x: Tensor) -> Tensor:
+        jacobian = jacrev(lambda parts: network.run(parts, x[None])[0])(network.anchor(torch.float32))
+        return torch.stack([part.square().sum() for part in jacobian.values()]).sum()
+
+    longest = max(
+        float(vmap(of_one)(part).max())
+        for x, _ in objective.chunks(torch.float32)
+        for part in torch.split(x, _JACOBIAN_ROWS)
+    )
+    reach = 1.001 * math.sqrt(longest)
+    return Lipschitz(SOFTMAX.curvature * reach**2 + objective.lam, SOFTMAX.third * reach**3)
+
+
 def _named(case: Case) -> str:
     spec = case.spec
     if isinstance(spec, Mlp):
@@ -192,3 +273,9 @@ def mnist_network(plan: Plan) -> Network:
 def cifar_network(plan: Plan) -> Network:
     """Return the CIFAR-10 network at the size of the plan."""
     return Network("CIFAR-10 AllCNN", replace(networks.CIFAR, private=plan.cnn_rows))
+
+
+def resnet(plan: Plan) -> Linearised:
+    """Return the linearised ResNet-18 at the size of the plan."""
+    case = replace(linearised_cases.RESNET, private=plan.resnet_rows)
+    return Linearised("CIFAR-10 ResNet-18, linearised", case, test_rows=plan.resnet_test_rows)

@@ -124,12 +124,19 @@ def test_without_measurements_nothing_is_promised(tmp_path: Path) -> None:
 def test_a_linearised_case_shows_its_passes_with_and_without_a_sketch(tmp_path: Path) -> None:
     report = json.loads((RESULTS / "linearised.json").read_text())
     small = report["mnist"]["small_erasure"]
-    small |= {"draws": [14.0, 15.0], "passes_unlearn": 14.5, "passes_retrain": 58.0, "ratio": 0.25}
-    small["without_sketch"] |= {"draws": [29.0, 29.0], "passes_unlearn": 29.0, "ratio": 0.5}
+    costs = {"certified": True, "unlearn_seconds": 3.5}
+    small |= {"passes_retrain": 58.0, "retrain_seconds": 7.0}
+    small["with_sketch"] = costs | {"draws": [14.0, 15.0], "passes_unlearn": 14.5, "ratio": 0.25}
+    small["without_sketch"] = costs | {"draws": [29.0, 29.0], "passes_unlearn": 29.0, "ratio": 0.5}
     small["preparation"] = {"directions": 152, "passes": 304, "seconds": 1.0}
     (tmp_path / "linearised.json").write_text(json.dumps(report))
     page = results_page.generate(tmp_path)
-    assert "| 58.0 | 14.5 (14.0 … 15.0) | 29.0 | **25 %** | 50 % | 304 for 152 directions |" in page
+    cells = "14.5 (14.0 … 15.0) | 25 % | 304 passes for 152 directions |"
+    assert f"| 58.0 | 29.0 | **50 %** | 3.5 | 7 | {cells}" in page
+    small["with_sketch"] = None
+    (tmp_path / "linearised.json").write_text(json.dumps(report))
+    page = results_page.generate(tmp_path)
+    assert "| 58.0 | 29.0 | **50 %** | 3.5 | 7 | not measured | – | – |" in page
     del report["mnist"]["small_erasure"]
     (tmp_path / "linearised.json").write_text(json.dumps(report))
-    assert "| not measured | – | – | – | – | – |" in results_page.generate(tmp_path)
+    assert "| not measured | – | – | – | – | – | – | – |" in results_page.generate(tmp_path)

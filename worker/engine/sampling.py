@@ -33,8 +33,12 @@ class SampleSchedule:
 
     def next(self) -> Sampling:
         """Return a fresh sample, or `EXACT` once the sample would reach half of the rows."""
+        return self.draw(self.fraction)
+
+    def draw(self, fraction: float) -> Sampling:
+        """Return a fresh sample of this fraction, or `EXACT` if it would reach half of the rows."""
         self.drawn += 1
-        rows = max(self.least_rows, int(self.fraction * self.count))
+        rows = max(self.least_rows, int(fraction * self.count))
         if 2 * rows >= self.count:
             return EXACT
         fitting = max(1, self.most_bytes // (4 * self.width))

@@ -1,44 +1,54 @@
-"""Steps from a curvature sketch, corrected by what earlier gradients have shown.
+"""Steps from a model of the curvature, corrected by what earlier gradients have shown.
 
-Each step costs one gradient and nothing else. Let s_j be the earlier steps and y_j the changes of the
+The model P is a curvature sketch, or a Hessian over a sample of the rows (`worker.engine.recycling`). With a
+sketch each step costs one gradient and nothing else. Let s_j be the earlier steps and y_j the changes of the
 gradient along them. The next step first moves within the span of the s_j to where the gradient should be
-smallest, judging by the y_j, and then takes a Newton step with the sketch for what is left:
+smallest, judging by the y_j, and then takes a Newton step with P for what is left:
 
     γ = argmin ‖g - Yγ‖,    step = -Sγ - P⁻¹·(g - Yγ).
 
 This is Anderson's acceleration (1965) in its multisecant form (Fang & Saad 2009). On a quadratic it does what
-GMRES preconditioned by the sketch would do, at the price of one pass for each iteration. It minimises ‖g‖,
+GMRES preconditioned by P would do, at the price of one pass for each iteration. It minimises ‖g‖,
 the quantity that B1 certifies.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from worker.engine.sketch import CurvatureSketch
+
+class CurvatureModel(Protocol):
+    """An approximate inverse of the Hessian near the current point."""
+
+    @property
+    def passes(self) -> float:
+        """What its solves have cost so far."""
+        ...
+
+    def solve(self, g: Tensor, lam: float) -> Tensor:
+        """Return an approximation of H⁻¹·g. (d,) -> (d,)"""
+        ...
 
 
 @dataclass(slots=True)
 class SecantSteps:
     """Proposes steps from gradients. One object belongs to one descent."""
 
-    sketch: CurvatureSketch
+    model: CurvatureModel
     lam: float
+    patience: int = 0  # steps that may hardly shrink ‖g‖ before another method takes over
     steps: list[Tensor] = field(default_factory=list)  # s_j, each (d,)
     changes: list[Tensor] = field(default_factory=list)  # y_j, each (d,)
 
-    def propose(self, g: Tensor, product: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Return the next step from the gradient at the current point. (d,) -> (d,)
-
-        `product` is v ↦ H·v over a sample of the rows, for what the sketch leaves out.
-        """
+    def propose(self, g: Tensor) -> Tensor:
+        """Return the next step from the gradient at the current point. (d,) -> (d,)"""
         if not self.steps:
-            return -self.sketch.solve(g, self.lam, product)
+            return -self.model.solve(g, self.lam)
         changes, steps = torch.stack(self.changes, 1), torch.stack(self.steps, 1)  # (d, k)
         gamma: Tensor = torch.linalg.lstsq(changes, g[:, None]).solution
-        return -(steps @ gamma)[:, 0] - self.sketch.solve(g - (changes @ gamma)[:, 0], self.lam, product)
+        return -(steps @ gamma)[:, 0] - self.model.solve(g - (changes @ gamma)[:, 0], self.lam)
 
     def learn(self, step: Tensor, change: Tensor) -> None:
         """Remember a step (d,) that was taken and the change of the gradient (d,) along it."""

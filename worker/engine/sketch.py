@@ -81,6 +81,30 @@ class CurvatureSketch:
         return 0.1 * tail / (tail + lam)
 
 
+@dataclass(slots=True)
+class RefinedSketch:
+    """A sketch, with a sample of the rows for the curvature outside its directions."""
+
+    sketch: CurvatureSketch
+    sampled_hessian: Callable[[], HessianOperator | None]
+    """Returns the Hessian at the current point over a fresh sample, or None if that does not pay."""
+    passes: float = 0.0
+
+    def solve(self, g: Tensor, lam: float) -> Tensor:
+        """Return an approximation of H⁻¹·g. (d,) -> (d,)"""
+        operator = self.sampled_hessian()
+        if operator is None:
+            return self.sketch.solve(g, lam)
+        fraction = operator.fraction
+        self.passes += fraction  # the logits at the point
+
+        def product(v: Tensor) -> Tensor:
+            self.passes += fraction
+            return operator.product(v)
+
+        return self.sketch.solve(g, lam, product)
+
+
 def outside_hessian(objective: Objective, w: Tensor, seed: int) -> HessianOperator | None:
     """Return the Hessian at w over a small sample, to be used outside a sketch's directions.
 

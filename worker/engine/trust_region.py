@@ -19,9 +19,10 @@ from torch import Tensor
 
 from worker.engine.bounds import reachable, strongly_convex_distance
 from worker.engine.objective import EXACT, Evaluation, HessianOperator, Objective
+from worker.engine.recycling import RecycledSolves
 from worker.engine.sampling import SampleSchedule
 from worker.engine.secants import SecantSteps
-from worker.engine.sketch import CurvatureSketch, outside_hessian
+from worker.engine.sketch import CurvatureSketch, RefinedSketch, outside_hessian
 from worker.engine.subproblem import Proposal, Quadratic, Subproblem, steihaug
 from worker.engine.validation import check_floor, check_target, checked_point
 
@@ -33,6 +34,10 @@ _SINGLE_NOISE = 4e-6  # relative to a row's gradient: about sixty units of float
 _SECANT_NOISE = 1e-7
 _SECANT_MARGIN = 1.3  # A step that is expected this close to the goal is evaluated in float64 at once.
 _SECANT_LEAST = 0.8  # A step that shrinks ‖g‖ by less shows that the sketch no longer helps.
+_RECYCLED_FORCING = 0.2  # relative residual of a solve with one sample; the sample itself is off by more
+_RECYCLED_SHARE = 0.7  # of such a solution that is taken, because the inverse of a sample is too large
+_RECYCLED_LEAST = 0.8  # of the target's ‖g‖: a smaller residual is not worth a product
+_QUADRATIC = 0.8  # A step of the trust-region loop with ρ above it ends where the Hessian hardly changes.
 
 
 class Outcome(StrEnum):
@@ -65,6 +70,7 @@ class SolverSettings:
     most_sample_bytes: int = 64 * 2**20
     preconditioner_rank: int = 128  # 0: none
     single_precision: bool = True  # far from the target, if products are sampled
+    recycled_solves: bool = False  # near the minimiser, take every step with one sample of rows
     seed: int = 0
 
 
@@ -141,14 +147,17 @@ def minimise(
     if sketch is not None and not run.proven:
         run.inverse = partial(sketch.solve, lam=objective.lam)
     elif sketch is not None:
-        secants = SecantSteps(sketch, run.floor)
+        secants = SecantSteps(RefinedSketch(sketch, run.outside_hessian), run.floor)
         run.contraction = sketch.expected_contraction(run.floor)
+    elif not torch.equal(w, objective.anchor):  # A published version is close to the next minimiser.
+        secants = run.sampled_secants()
     while (outcome := run.verdict()) is None:
         if secants is not None:
             step, goes_on = run.follow(secants)
             secants = secants if goes_on else None
         else:
             step = run.advance()
+            secants = run.sampled_secants() if run.quadratic else None
         if step is not None and progress is not None:
             progress(step)
     return run.solution(outcome)
@@ -222,6 +231,7 @@ class _Run:
         self.current = known or self._evaluate(w, expected=math.inf, scale=0.0)
         self.radius = self._first_radius()
         self.settled = False  # The last step was good, so the preconditioner is still valid.
+        self.quadratic = False  # The last trust-region step found hardly any change of curvature.
 
     @property
     def seconds(self) -> float:
@@ -257,9 +267,36 @@ class _Run:
         )
         return next((outcome for outcome, holds in checks if holds), None)
 
+    def sampled_secants(self) -> SecantSteps | None:
+        """Return steps that a fresh sample of rows at the current point proposes, if settings allow them."""
+        settings = self.settings
+        if not (settings.recycled_solves and self.proven):
+            return None
+        sampling = self.schedule.draw(settings.sample_fraction)
+        if sampling == EXACT:
+            return None
+        operator = self.objective.hessian(self.w, sampling)
+        preconditioner = operator.approximate_inverse(settings.preconditioner_rank)
+        self.passes += operator.fraction + (preconditioner.passes if preconditioner else 0.0)
+        solves = RecycledSolves(
+            self._interruptible(operator),
+            preconditioner.apply if preconditioner else None,
+            fraction=operator.fraction,
+            forcing=_RECYCLED_FORCING,
+            least=_RECYCLED_LEAST * self.floor * self.target,
+            limit=settings.max_products,
+            share=_RECYCLED_SHARE,
+        )
+        return SecantSteps(solves, self.floor, patience=1)
+
     def follow(self, secants: SecantSteps) -> tuple[Step, bool]:
-        """Take one step from the sketch if ‖g‖ falls. Return its record and whether to take another."""
-        step = secants.propose(self.current.gradient, self._outside_product())
+        """Take one step from a model of the curvature if ‖g‖ falls.
+
+        Return its record and whether to take another.
+        """
+        before = secants.model.passes
+        step = secants.propose(self.current.gradient)
+        self.passes += secants.model.passes - before
         point = self.w + step
         trial = self._evaluate(
             point, expected=self.contraction * self.current.norm, noise=_SECANT_NOISE, margin=_SECANT_MARGIN
@@ -271,21 +308,14 @@ class _Run:
             self.w, self.current, self.contraction = point, trial, max(shrinkage, _FIRST_CONTRACTION)
             self.radius = self._first_radius()
         length = float(torch.linalg.vector_norm(step))
-        return self._record(length, math.nan, accepted, 0), shrinkage < _SECANT_LEAST
+        slow = shrinkage >= _SECANT_LEAST
+        goes_on = not slow or (accepted and secants.patience > 0)
+        secants.patience -= int(slow)
+        return self._record(length, math.nan, accepted, 0), goes_on
 
-    def _outside_product(self) -> Callable[[Tensor], Tensor] | None:
-        """Return counted products with a sampled Hessian at the current point, or None if they do not pay."""
-        operator = outside_hessian(self.objective, self.w, self.settings.seed + len(self.steps))
-        if operator is None:
-            return None
-        fraction = operator.fraction
-        self.passes += fraction  # the logits at w
-
-        def product(v: Tensor) -> Tensor:
-            self.passes += fraction
-            return operator.product(v)
-
-        return product
+    def outside_hessian(self) -> HessianOperator | None:
+        """Return the Hessian at the current point over a sample, for what a sketch leaves out."""
+        return outside_hessian(self.objective, self.w, self.settings.seed + len(self.steps))
 
     def advance(self) -> Step | None:
         """Propose one step and accept or reject it. Returns None if interrupted before the decision."""
@@ -309,6 +339,7 @@ class _Run:
         limited = proposal.boundary and (self.proven or rho >= self.settings.expand)
         self.schedule.learn(accepted=accepted, shrinkage=shrinkage, boundary=limited)
         self.settled = accepted and shrinkage < 0.25
+        self.quadratic = accepted and not proposal.boundary and not rho < _QUADRATIC
         if accepted and not proposal.boundary:
             self.contraction = shrinkage
         if accepted:

@@ -16,7 +16,13 @@ from worker.engine.networks.architectures import Mlp, Spec, initial_point
 from worker.engine.networks.objective import NetworkObjective
 from worker.engine.rows import ArrayRows
 from worker.engine.secants import SecantSteps
-from worker.engine.sketch import CurvatureSketch, SketchCancelled, build_sketch, outside_hessian
+from worker.engine.sketch import (
+    CurvatureSketch,
+    RefinedSketch,
+    SketchCancelled,
+    build_sketch,
+    outside_hessian,
+)
 from worker.engine.trust_region import Outcome, Solution, minimise, train
 
 LAM, TARGET = 1e-3, 1e-3
@@ -275,7 +281,7 @@ def test_secant_steps_solve_a_quadratic_in_as_many_steps_as_gmres() -> None:
     values = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64).repeat_interleave(5)
     w = torch.ones(15, dtype=torch.float64)
     flat = CurvatureSketch(torch.zeros(1, 15), torch.ones(1))  # knows nothing: curvature 1 everywhere
-    secants = SecantSteps(flat, 1.0)
+    secants = SecantSteps(RefinedSketch(flat, lambda: None), 1.0)
     for _ in range(4):  # three distinct eigenvalues
         g = values * w
         step = secants.propose(g)

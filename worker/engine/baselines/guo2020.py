@@ -27,6 +27,7 @@ from worker.engine.baselines.result import (
     Constant,
     Outcome,
     Verdict,
+    convex,
     posterior_from,
     tidy,
 )
@@ -82,7 +83,7 @@ def unlearn(
     losses = loss_constants(objective)
     distance, verdict = math.inf, _refusal_of_loss(objective, losses)
     # An indefinite Hessian has no meaningful Newton step, so a loss that is not convex takes none.
-    limit = options.max_products if isinstance(objective, LinearObjective) else 0
+    limit = options.max_products if convex(objective) else 0
     step = _solve(objective, start, options.tolerance, limit)
     w = start + step.p
     final_gradient = objective.certified_gradient(w)
@@ -169,7 +170,7 @@ def _preconditioner(objective: Objective, w: Tensor) -> ApproximateInverse | Non
 
 
 def _refusal_of_loss(objective: Objective, losses: LossConstants | None) -> Verdict:
-    if not isinstance(objective, LinearObjective):
+    if not convex(objective):
         return Verdict(Outcome.NOT_CONVEX, Outcome.NOT_CONVEX.value)
     if losses is None:
         return Verdict(Outcome.NO_LIPSCHITZ, Outcome.NO_LIPSCHITZ.value)

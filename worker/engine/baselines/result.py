@@ -11,6 +11,7 @@ from torch import Tensor
 from lethe.certificate.privacy import classical_sigma, sigma_for
 from worker.engine.bounds import strongly_convex_distance
 from worker.engine.linear import LinearObjective
+from worker.engine.linearised.objective import LinearisedObjective
 from worker.engine.objective import CertifiedGradient, Objective
 
 Method: TypeAlias = Literal["tr-paper", "guo2020", "zhang2024"]
@@ -80,7 +81,7 @@ class BaselineResult:
 
 def convex(objective: Objective) -> bool:
     """Return whether the loss is convex in the weights, so that f is λ-strongly convex."""
-    return isinstance(objective, LinearObjective)
+    return isinstance(objective, LinearObjective | LinearisedObjective)
 
 
 def posterior(objective: Objective, w: Tensor) -> float | None:
