@@ -117,21 +117,25 @@ settings names the commit and the load of the machine for each biased erasure.
 holdout, so its scores may be slightly high. On CIFAR-10, λ, Δ* and the network were chosen on the 10,000
 public rows alone: an anchor from 2,000 of them, 6,000 in place of the private rows, and 2,000 to compare.
 
-**What private rows add.** A small CNN that was fitted on 10,000 public rows gains less than a point from
-30,000 private ones. At a fifth of the size the same choice gained 2.3 to 3.2 points, but an anchor from all
-public rows is much better. The last block of EfficientNet-Lite0 behind frozen layers is a more useful start.
-Its anchor has the published weights and a head fitted on the public rows. The convolution (128 of its 1,280
-channels), the normalisation of these channels and the head are trained. BatchNorm uses its published
-statistics. A part of what the private rows add there is due to their number alone: the anchor's head has seen
-10,000 rows.
+**What private rows add.** The target is two points over the anchor, and it is missed in both cases. A small
+CNN that was fitted on 10,000 public rows gains less than a point from 30,000 private ones. At a fifth of the
+size the same choice gained 2.3 to 3.2 points, but an anchor from all public rows is much better. The last
+block of EfficientNet-Lite0 behind frozen layers is a more useful start. Its anchor has the published weights
+and a head fitted on the public rows. The convolution (128 of its 1,280 channels), the normalisation of these
+channels and the head are trained. BatchNorm uses its published statistics. It gains 1.1 points. The case was
+cut down to fit a busy machine: 20,000 of the 40,000 private rows, λ = 0.03 and Δ* = 0.002. On the public rows
+λ = 0.01 gained 2.9 points before noise, where an anchor from 2,000 rows met 6,000 others. The noise of this
+Δ* also moves F1 by some tenths from draw to draw, more than the 0.1 points that ΔF1 should stay within.
 
-**Passes to erase 0.1 % of the rows** are means over several published versions, each with its own noise. Near
-the minimiser, one sample of rows preconditions all steps ([maths](maths.md#6-the-solver-and-its-cost)). With
-that, MNIST takes about half of the passes it took before, and so does retraining: 32.0 and 59.2 passes were
-measured at commit 004a608. The row of the CNN was measured there and not again. An idle worker also prepares
-a curvature sketch after each release, which takes more passes than a retraining. On MNIST an erasure that
-found one took 14.0 passes at that commit, after 304 passes of preparation. The rows of the small ResNet-18
-are so few that steps use all of them. A smaller Δ* does not make unlearning cheaper relative to retraining.
+**Passes to erase 0.1 % of the rows** are means over several published versions, each with its own noise.
+Near the minimiser, one sample of rows preconditions all steps ([maths](maths.md#6-the-solver-and-its-cost)).
+With that, an erasure from the MLP takes 56 % of the passes it took before, and so does retraining: at commit
+004a608 they took 32.0 and 59.2. Both gain alike, so the share of retraining hardly changes and the target of
+50 % is missed. It varies by some points with the noise: three other versions gave 50.5 %, shortly before the
+last change of the solver. The CNN was measured before all that and not again. An idle worker also
+prepares a curvature sketch after each release, which takes more passes than a retraining. At that commit, an
+erasure from the MLP that found one took 14.0 passes, after 304 passes of preparation. A sketch for the MLP
+was not measured again. A smaller Δ* does not make unlearning cheaper relative to retraining.
 
 **Rounding errors** are bounded by a derivation for the MLP and the CNN. For the block of EfficientNet-Lite0
 and the ResNet-18 the bound is modelled, and a certificate names that as an assumption.
