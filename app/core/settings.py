@@ -83,12 +83,12 @@ class Settings(BaseSettings):
         "503. PostgreSQL ends a statement of a gateway that takes longer.",
     )
     requests_per_minute_per_key: int = Field(
-        24_000,
+        12_000,
         ge=0,
         description="How many requests one API key may send to one gateway in a minute. 0: no limit.",
     )
     requests_per_minute_per_tenant: int = Field(
-        48_000,
+        24_000,
         ge=0,
         description="How many requests all keys and people of a tenant may send to one gateway in a minute. "
         "0: no limit.",

@@ -141,5 +141,5 @@ was not measured again. A smaller Δ* does not make unlearning cheaper relative 
 and the ResNet-18 the bound is modelled, and a certificate names that as an assumption.
 
 SVHN, on which the paper runs its ResNet-18, was not available. CIFAR-10 stands in. The published methods run
-beside the linearised ResNet-18 in [section 1](#1-f1-and-loss-at-kl-0104). The machine was shared while this
+beside the linearised ResNet-18 in [section 1](#1-f1-and-loss-at-kl--0104). The machine was shared while this
 was measured, so seconds are rough. Passes and F1 do not depend on its load."""
